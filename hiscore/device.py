@@ -1,5 +1,6 @@
 """A device's memory, and copies between it and the host that wait for neither."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from hiscore.memory.host import available_host_bytes
 
 OnDevice = Callable[[], Tensor]
 """Gives an array on its device, int32."""
+MOST_KEPT = 256
+"""Arrays that `Kept` keeps."""
+MOST_IN_KEPT = 64
+"""Numbers in one of them."""
 
 
 def memory_of(device: torch.device) -> str:
@@ -63,7 +68,7 @@ def cpu_has_bfloat16(facts: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 class Uploads:
-    """Arrays of one batch. The first that is asked for takes all that have been added along, in one pinned copy.
+    """Arrays for a device. The first that is asked for takes all that have been added along, in one pinned copy.
 
     A copy of a few numbers takes the host as long as one of all of them. Pinned memory comes from PyTorch's
     allocator, which hands a block out again when the copy from it has ended.
@@ -101,6 +106,34 @@ class Uploads:
         staged = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=True)
         np.concatenate(self._waiting, out=staged.numpy())
         return list(staged.to(self._device, non_blocking=True).split(sizes))
+
+
+class Kept:
+    """Small arrays that batch after batch needs: those asked for last stay on the device."""
+
+    def __init__(self) -> None:
+        self._arrays: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def add(self, values: Int32 | Int64, uploads: Uploads) -> OnDevice:
+        """As `Uploads.add`, to which the array is added unless it is on the device."""
+        if len(values) > MOST_IN_KEPT:
+            return uploads.add(values)
+        values = values.astype(np.int32, copy=False)
+        key = values.tobytes()
+        if (kept := self._arrays.get(key)) is not None:
+            self._arrays.move_to_end(key)
+            return lambda: kept
+        added = uploads.add(values)
+
+        def keep() -> Tensor:
+            if key not in self._arrays:
+                # What was sent is a view, which would keep all that was sent with it.
+                self._arrays[key] = added().clone()
+                if len(self._arrays) > MOST_KEPT:
+                    self._arrays.popitem(last=False)
+            return self._arrays[key]
+
+        return keep
 
 
 def fix_product_sums() -> None:

@@ -68,27 +68,43 @@ class StaticOutputs:
     def __init__(self) -> None:
         self._buffers: tuple[Tensor, ...] = ()
 
-    def allocate(self, *outputs: Tensor) -> None:
-        """Make the buffers, unless they exist: of the shapes of the largest graph's outputs, outside a capture."""
+    def allocate(self, *outputs: Tensor, rows: int | None = None) -> None:
+        """Make the buffers, unless they exist: of the shapes of the largest graph's outputs, outside a capture.
+
+        Args:
+            outputs: The largest graph's.
+            rows: Of the buffers; None: as many as the outputs have.
+        """
         if not self._buffers:
-            self._buffers = tuple(torch.empty_like(output) for output in outputs)
+            self._buffers = tuple(
+                output.new_empty((len(output) if rows is None else rows, *output.shape[1:]))
+                for output in outputs
+            )
 
-    def first(self, rows: int) -> tuple[Tensor, ...]:
-        """The first rows of each buffer, as `keep` returns them."""
-        return tuple(buffer[:rows] for buffer in self._buffers)
+    def rows(self, first: int, count: int) -> tuple[Tensor, ...]:
+        """Rows of each buffer, as `keep` returns them."""
+        return tuple(buffer[first : first + count] for buffer in self._buffers)
 
-    def keep(self, *outputs: Tensor) -> tuple[Tensor, ...]:
+    def keep(self, *outputs: Tensor, first: int = 0) -> tuple[Tensor, ...]:
         """Copy outputs to the buffers, as a part of a graph.
 
+        Args:
+            outputs: For each buffer, or for the first ones; what is there already stays there.
+            first: The row at which they begin.
+
         Returns:
-            The first rows of each buffer. The next graph that is replayed overwrites them.
+            The rows of the buffers. The next graph that is replayed there overwrites them.
 
         Raises:
             ValueError: They have more rows than the largest graph's.
         """
-        for output, buffer in zip(outputs, self._buffers, strict=True):
-            if len(output) > len(buffer):
-                raise ValueError(f"an output of {len(output)} rows, but the largest graph has {len(buffer)}")
         return tuple(
-            buffer[: len(output)].copy_(output) for output, buffer in zip(outputs, self._buffers, strict=True)
+            _kept(output, buffer[first:]) for output, buffer in zip(outputs, self._buffers, strict=False)
         )
+
+
+def _kept(output: Tensor, buffer: Tensor) -> Tensor:
+    if len(output) > len(buffer):
+        raise ValueError(f"an output of {len(output)} rows, but the largest graph has {len(buffer)}")
+    rows = buffer[: len(output)]
+    return rows if rows.data_ptr() == output.data_ptr() else rows.copy_(output)

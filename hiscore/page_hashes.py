@@ -25,15 +25,15 @@ class PageHashes:
     def extend(self, tokens: Int32) -> None:
         """Add tokens, int32 [n]."""
         data = memoryview(tokens.tobytes())
-        step, begin = tokens.itemsize, 0
-        while begin < len(data):
-            end = min(len(data), begin + (self._page - self.tokens % self._page) * step)
+        of_page = self._page * tokens.itemsize
+        begin, end = 0, of_page - self.tokens * tokens.itemsize % of_page
+        while end <= len(data):
             self._running.update(data[begin:end])
-            self.tokens += (end - begin) // step
-            if self.tokens % self._page == 0:
-                self.pages.append(self._running.copy().digest())
-            begin = end
+            self.pages.append(self._running.digest())
+            begin, end = end, end + of_page
+        self._running.update(data[begin:])
+        self.tokens += len(tokens)
 
     def whole(self) -> bytes:
         """The hash of all tokens."""
-        return self._running.copy().digest()
+        return self._running.digest()

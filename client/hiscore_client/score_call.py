@@ -151,7 +151,7 @@ def ids_call(
     """
     deadline = Deadline(timeout)
     layout = lay_out(query_ids, item_ids)
-    sizes = layout.sizes()
+    sizes = layout.sizes
     labels = as_id_array("'label_token_ids'", label_token_ids)
     options.check_counts(len(sizes), len(labels))
 

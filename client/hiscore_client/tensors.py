@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -74,23 +75,20 @@ class Layout:
     Args:
         ids: int32 [tokens].
         delimiters: int32 [items + 1], their indices.
+        sizes: Tokens of each item with the delimiter before it.
     """
 
     ids: IdArray
     delimiters: IdArray
-
-    def sizes(self) -> list[int]:
-        """The tokens of each item with the delimiter before it."""
-        sizes: list[int] = np.diff(self.delimiters).tolist()
-        return sizes
+    sizes: list[int]
 
     def part(self, chunk: slice) -> "Layout":
         """The same query with some of the items."""
-        if chunk.stop - chunk.start == len(self.delimiters) - 1:
+        if chunk.stop - chunk.start == len(self.sizes):
             return self
         query, own = self.delimiters[0], self.delimiters[chunk.start : chunk.stop + 1]
         ids = np.concatenate([self.ids[:query], self.ids[own[0] : own[-1] + 1]])
-        return Layout(ids, own - own[0] + query)
+        return Layout(ids, own - own[0] + query, self.sizes[chunk])
 
 
 def lay_out(query_ids: TokenIds, item_ids: Sequence[TokenIds]) -> Layout:
@@ -106,8 +104,10 @@ def lay_out(query_ids: TokenIds, item_ids: Sequence[TokenIds]) -> Layout:
         arrays += [as_id_array(f"'item_ids' at place {place}", each) for place, each in enumerate(item_ids)]
         delimiter = np.array([DELIMITER_ID], np.int32)
         ids = np.concatenate([part for each in arrays for part in (each, delimiter)])
-    ends = np.cumsum([len(each) + 1 for each in lists], dtype=np.int64) - 1
-    return Layout(ids, ends.astype(np.int32))
+    query, *sizes = [len(each) + 1 for each in lists]
+    # In Python: of a call's few items NumPy takes longer to begin than to add.
+    delimiters = list(accumulate(sizes, initial=query - 1))
+    return Layout(ids, np.array(delimiters, np.int32), sizes)
 
 
 def _from_lists(lists: Sequence[TokenIds], end: Sequence[int] = ()) -> IdArray | None:

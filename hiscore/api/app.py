@@ -134,7 +134,9 @@ def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> d
     scored = Variant(
         score.ScoreRequest,
         score.ScoreResponse,
-        partial(score.score, models=models, names=names, limits=limits_of_ids),
+        partial(
+            score.score, models=models, names=names, limits=limits_of_ids, max_labels=settings.max_labels
+        ),
         field="query",
     )
     paired = Variant(pairs.PairRequest, pairs.PairResponse, partial(pairs.score_pairs, **ranked))

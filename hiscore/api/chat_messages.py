@@ -5,11 +5,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from hiscore.api.errors import ApiError, bad_request
+from hiscore.api.errors import bad_request
 from hiscore.api.wire import Ignored
 
 # The last two are those of OpenAI's responses; vLLM takes them here, too.
 TEXTS = ("text", "input_text", "output_text")
+SERVED = (*TEXTS, "refusal")
 
 
 class ContentPart(msgspec.Struct):
@@ -44,7 +45,7 @@ class Call(msgspec.Struct):
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[str | ContentPart] | None = None
     name: str | None = None
     tool_calls: list[Call] | None = None
@@ -52,7 +53,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    function_call: None = None
+    function_call: FunctionCall | None = None
     audio: None = None
     annotations: Ignored = None
     cache_control: Ignored = None
@@ -82,10 +83,25 @@ class FunctionName(msgspec.Struct):
 
 
 class NamedTool(msgspec.Struct):
-    """The function that must be called."""
+    """A function of a request's tools."""
 
     function: FunctionName
     type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct):
+    """Those of a request's tools that may be called, or of which one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class ChosenTools(msgspec.Struct):
+    """The function that must be called, or those that may be."""
+
+    type: Literal["function", "allowed_tools"] = "function"
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 def as_template_knows(messages: Sequence[Message], knows_developers: bool) -> list[dict[str, Any]]:
@@ -106,8 +122,12 @@ def as_template_knows(messages: Sequence[Message], knows_developers: bool) -> li
 
 
 def _message(message: Message, field: str, knows_developers: bool) -> dict[str, Any]:
-    is_developer = message.role == "developer" and not knows_developers
-    made: dict[str, Any] = {"role": "system" if is_developer else message.role}
+    # What OpenAI called its first tools, of which a message has at most one call.
+    role = "tool" if message.role == "function" else message.role
+    calls = message.tool_calls or ([Call(message.function_call)] if message.function_call else [])
+    if role == "developer" and not knows_developers:
+        role = "system"
+    made: dict[str, Any] = {"role": role}
     if message.content is None and message.role != "assistant":
         raise bad_request(f"'{field}.content' is needed", f"{field}.content")
     made["content"] = _text(message.content, field) or (message.refusal or "")
@@ -116,14 +136,14 @@ def _message(message: Message, field: str, knows_developers: bool) -> dict[str, 
             made[name] = value
     if message.reasoning is not None:
         made.setdefault("reasoning_content", message.reasoning)
-    if message.tool_calls:
+    if calls:
         made["tool_calls"] = [
             {
                 "type": "function",
                 **({"id": call.id} if call.id is not None else {}),
                 "function": {"name": call.function.name, "arguments": _arguments(call, field)},
             }
-            for call in message.tool_calls
+            for call in calls
         ]
     return made
 
@@ -136,9 +156,9 @@ def _text(content: str | list[str | ContentPart] | None, field: str) -> str:
         text = part if isinstance(part, str) else part.content
         if text is None:
             assert isinstance(part, ContentPart)
-            raise ApiError(
-                400, f"content of type '{part.type[:64]}' is not served: text alone is", f"{field}.content"
-            )
+            wrong = f"content of type '{part.type[:64]}'"
+            why = f"{wrong} has no text" if part.type in SERVED else f"{wrong} is not served: text alone is"
+            raise bad_request(why, f"{field}.content")
         texts.append(text)
     return "\n".join(texts)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from hiscore.api.chat_messages import NamedTool, Tool
+from hiscore.api.chat_messages import ChosenTools, FunctionName, Tool
 from hiscore.api.errors import bad_request
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.tool_calls import FORCED, ToolFormat
@@ -15,7 +15,7 @@ from hiscore.prompts.tool_calls import FORCED, ToolFormat
 # Of llguidance: a small model in doubt would write white space to the end.
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTools
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ def tool_use(
         if choice not in (None, "none", "auto"):
             raise bad_request("'tool_choice' asks for a call, but there are no 'tools'", "tool_choice")
         return ToolUse()
+    if isinstance(choice, ChosenTools) and choice.allowed_tools is not None:
+        # The model is told of no others, since nothing would keep it from calling them.
+        allowed = choice.allowed_tools
+        tools, choice = _named([tool.function for tool in allowed.tools], tools), allowed.mode
     if choice == "none":
         return ToolUse()
     if not conversations.takes_tools:
@@ -64,14 +68,19 @@ def tool_use(
                 "tools",
             )
         return ToolUse(given, conversations.tool_format)
-    if isinstance(choice, NamedTool):
-        chosen = [tool for tool in tools if tool.function.name == choice.function.name]
-        if not chosen:
-            raise bad_request(
-                f"'tool_choice' names '{choice.function.name[:64]}': not in 'tools'", "tool_choice"
-            )
-        return ToolUse(given, FORCED, _schema(chosen, 1))
+    if isinstance(choice, ChosenTools):
+        return ToolUse(given, FORCED, _schema(_named([choice.function], tools), 1))
     return ToolUse(given, FORCED, _schema(tools, None if parallel else 1))
+
+
+def _named(functions: Sequence[FunctionName | None], tools: Sequence[Tool]) -> list[Tool]:
+    """Those of the tools that `tool_choice` names."""
+    names = {function.name for function in functions if function is not None}
+    if not names:
+        raise bad_request("'tool_choice' names no function", "tool_choice")
+    if unknown := names - {tool.function.name for tool in tools}:
+        raise bad_request(f"'tool_choice' names '{min(unknown)[:64]}': not in 'tools'", "tool_choice")
+    return [tool for tool in tools if tool.function.name in names]
 
 
 def _schema(tools: Sequence[Tool], most: int | None) -> str:

@@ -12,10 +12,10 @@ from hiscore.api.calibration import Temperatures
 from hiscore.api.encoding import off_loop
 from hiscore.api.errors import bad_request
 from hiscore.api.models import Models
+from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.decisions import DecisionPrompter, Message, Question
 from hiscore.prompts.token_limits import TooMuchText
-from hiscore.prompts.tokenizer import ForbiddenToken
 
 Float64: TypeAlias = npt.NDArray[np.float64]
 MAX_QUESTIONS = 400
@@ -122,7 +122,7 @@ class Decider:
         try:
             make = partial(self._prompter.ids, state, asked)
             made = await off_loop(make, self._prompter.characters(state, asked))
-        except (PromptError, ForbiddenToken, TooMuchText) as error:
+        except (PromptError, CannotEncode, TooMuchText) as error:
             raise bad_request(f"this request cannot become prompts: {error}") from None
         counts = [len(own) for own in made.label_ids]
         score = partial(self._models.score_ids, made.prompts.query, request_id=request_id)

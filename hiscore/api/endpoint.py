@@ -39,6 +39,8 @@ HEADERS_OF = {
     429: [RETRY_LATER],
     503: [RETRY_LATER],
 }
+# Shorter work is not worth cancelling, and to watch its caller would take a part of its time.
+WATCH_AFTER_S = 0.02
 # Seconds that the reader of a stream may need beyond those of the models.
 SLOWEST_READER_S = 60
 
@@ -95,8 +97,16 @@ class Endpoint:
         follow(headers)
         self._metrics.started(self.route)
         status = CLIENT_CLOSED
+        variant, answer = self.variants[-1], None
         try:
-            variant, answer = await self._answer(headers, receive, request_id)
+            try:
+                body = await self._body(headers, receive)
+                variant = self._variant_of(body)
+                # Held until the answer has been sent: thousands of numbers take a while to free.
+                request = await self._request(body, variant)
+                answer = await unless_gone(receive, variant.handle(request, request_id))
+            except Exception as error:
+                answer = self._failure(error, request_id)
             if isinstance(answer, EventStream):
                 send_all = self._send_events(answer, variant, send, request_id)
                 # Nobody is left to tell, or somebody who does not read.
@@ -107,36 +117,30 @@ class Endpoint:
             failed = isinstance(answer, ApiError)
             status = answer.status if failed else 200
             if status != CLIENT_CLOSED:
-                body = msgspec.json.encode(variant.error_shape(answer, request_id) if failed else answer)
+                content = msgspec.json.encode(variant.error_shape(answer, request_id) if failed else answer)
                 head = [
-                    (b"content-length", str(len(body)).encode()),
+                    (b"content-length", str(len(content)).encode()),
                     (b"content-type", b"application/json"),
                     (b"x-request-id", request_id.encode()),
                     *HEADERS_OF.get(status, ()),
                 ]
                 await send({"type": "http.response.start", "status": status, "headers": head})
-                await send({"type": "http.response.body", "body": body})
+                await send({"type": "http.response.body", "body": content})
         finally:
             self._metrics.finished(self.route, status, time.perf_counter() - started)
 
-    async def _answer(
-        self, headers: Mapping[str, str], receive: Receive, request_id: str
-    ) -> tuple[Variant, Any]:
-        """What a variant answers, or an `ApiError`."""
-        variant = self.variants[-1]
-        try:
-            self._keys.check(headers)
-            settings = self._settings
-            body = await read_body(receive, headers, settings.api_max_body_bytes, settings.api_body_timeout_s)
-            await check_values(body)
-            variant = self._variant_of(body)
-            request = decode(body, variant.request)
-            if variant.unique_keys:
-                await off_loop(partial(check_unique_keys, body), len(body))
-            work = variant.handle(request, request_id)
-            return variant, await unless_gone(receive, work)
-        except Exception as error:
-            return variant, self._failure(error, request_id)
+    async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
+        self._keys.check(headers)
+        settings = self._settings
+        body = await read_body(receive, headers, settings.api_max_body_bytes, settings.api_body_timeout_s)
+        await check_values(body)
+        return body
+
+    async def _request(self, body: bytes, variant: Variant) -> Any:
+        request = decode(body, variant.request)
+        if variant.unique_keys:
+            await off_loop(partial(check_unique_keys, body), len(body))
+        return request
 
     async def _send_events(self, stream: EventStream, variant: Variant, send: Send, request_id: str) -> int:
         """Send an answer in events; a failure is one more. Returns the status that it would have had alone."""
@@ -178,14 +182,23 @@ async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
     Raises:
         ApiError: The caller has left.
     """
+    loop = asyncio.get_running_loop()
+    watch: asyncio.Task[None] | None = None
     try:
         with Interruptible() as working:
-            watch = asyncio.ensure_future(_disconnected(receive))
-            watch.add_done_callback(lambda _: working.interrupt())
+
+            def begin() -> None:
+                nonlocal watch
+                watch = loop.create_task(_disconnected(receive))
+                watch.add_done_callback(lambda _: working.interrupt())
+
+            timer = loop.call_later(WATCH_AFTER_S, begin)
             try:
                 return await work
             finally:
-                watch.cancel()
+                timer.cancel()
+                if watch is not None:
+                    watch.cancel()
     except Interrupted:
         raise ApiError(CLIENT_CLOSED, "the caller has gone") from None
 

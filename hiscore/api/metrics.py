@@ -3,6 +3,7 @@
 import os
 import time
 from functools import cache
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -85,10 +86,20 @@ class Metrics:
     def page(self) -> bytes:
         """What Prometheus scrapes."""
         if DIRECTORY in os.environ:
+            _forget_dead(Path(os.environ[DIRECTORY]))
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
             return generate_latest(registry)
         return generate_latest(self._registry)
+
+
+def _forget_dead(directory: Path) -> None:
+    """Remove the live gauges of processes that have died: what they were answering would count for ever."""
+    for file in directory.glob("gauge_live*.db"):
+        try:
+            os.kill(int(file.stem.rpartition("_")[2]), 0)
+        except OSError:  # there is none, or it is not ours
+            file.unlink(missing_ok=True)
 
 
 class TokenTimes:

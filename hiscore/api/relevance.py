@@ -12,12 +12,12 @@ import numpy as np
 from hiscore.api.encoding import off_loop
 from hiscore.api.errors import ApiError, bad_request
 from hiscore.api.models import Models
+from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import AROUND_A_PAIR, ClassifierPairs, RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
-from hiscore.prompts.tokenizer import ForbiddenToken
 from hiscore.prompts.truncation import NOTHING, Cut, Truncation, cut_prompts
 
 Made = TypeVar("Made", list[Prompts], Cut)
@@ -179,7 +179,7 @@ def _made(make: Callable[[], Made]) -> Made:
     """Prompts of callers' texts; what is wrong with these is the callers' error."""
     try:
         return make()
-    except ForbiddenToken as error:
+    except CannotEncode as error:
         raise bad_request(f"a query or a document cannot be encoded: {error}") from None
     except (PromptError, TooMuchText) as error:
         raise bad_request(str(error)) from None

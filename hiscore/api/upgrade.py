@@ -27,7 +27,7 @@ class NoUpgrade(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
 
     def on_headers_complete(self) -> None:
-        self._offered = any(name == UPGRADE for name, _ in self.headers) and self.parser.should_upgrade()
+        self._offered = self.parser.should_upgrade() and any(name == UPGRADE for name, _ in self.headers)
         if not self._offered:
             super().on_headers_complete()
 

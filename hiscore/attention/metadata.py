@@ -1,6 +1,6 @@
 """Attention metadata of a packed forward: its segments, and the context that each group of them sees."""
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ MAX_CONTEXT_SLOTS = 2**22
 """Tokens in the KV pool that the groups of one forward may name together."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Consecutive segments with one context: slots of the KV pool, then rows of this forward.
 
     The rest of an item that began in an earlier forward is a group of one segment, and sees that beginning too.
@@ -27,14 +26,13 @@ class Group:
     """[N]: the pool slots of the tokens at positions 0 to N - 1."""
     context_rows: slice
     """The rows of this forward that hold the rest of the context, in order."""
-    own_slots: Int64 = field(default_factory=lambda: NO_SLOTS)
+    own_slots: Int64 = NO_SLOTS
     """[M]: the pool slots of the segment's own beginning. Then `context_rows` is empty."""
-    window_slots: Int64 = field(default_factory=lambda: NO_SLOTS)
+    window_slots: Int64 = NO_SLOTS
     """[N]: as `context_slots`, in layers that keep a window only: what is before it is not there any more."""
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(NamedTuple):
     """One packed prefill of T new tokens, with R of them read out."""
 
     input_ids: Int32

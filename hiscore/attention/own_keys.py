@@ -33,53 +33,48 @@ def with_own_keys(cut: Tiles, rows_per_tile: int) -> Int32:
     Returns:
         int32 [tiles FIELDS + columns]; a column is a row of the forward, or `NO_KEY`.
     """
-    count = len(cut.tiles)
-    in_row_order = cut.tiles[:, 0].argsort()
-    begins, ends = cut.tiles[:, 0][in_row_order], cut.tiles[:, 1][in_row_order]
-    # A segment's first row in each of its tiles.
-    is_first = cut.segment_starts == np.arange(len(cut.segment_starts))
-    is_first[begins] = True
-    first = is_first.nonzero()[0]
-    of_tile = first.searchsorted(begins)
-    tile = np.zeros(len(first), np.int64)
-    tile[of_tile[1:]] = 1
-    tile = tile.cumsum()
-    starts = cut.segment_starts[first]
-    keys = np.minimum(cut.segment_ends[first], ends[tile]) - starts
-
-    own = np.zeros((count, FIELDS - TILE_FIELDS), np.int64)
-    # Only the first segment of a tile can have so many: it began in an earlier one.
-    long = keys > rows_per_tile
-    own[tile[long], 0], own[tile[long], 1] = starts[long], (starts + keys)[long]
-    keys[long] = 0
-    widths = _widths(rows_per_tile)[keys]
+    count = len(cut.order)
+    begins = cut.in_row_order[:, 0].astype(np.int64)
+    # A piece is what one tile has of one segment.
+    is_edge = np.zeros(len(cut.segment_starts) + 1, bool)
+    is_edge[cut.segment_edges] = is_edge[begins] = True
+    edges = is_edge.nonzero()[0]
+    firsts, ends = edges[:-1], edges[1:]
+    starts = cut.segment_starts.take(firsts).astype(np.int64)
+    widths = _widths(rows_per_tile).take(ends - starts, mode="clip")
     # The widest slots of a tile first, so that each begins at a multiple of its width.
+    tile = begins.searchsorted(firsts, "right")
     order = (tile * (BLOCK + 1) - np.minimum(widths, BLOCK)).argsort(kind="stable")
-    starts, keys, widths = starts[order], keys[order], widths[order]
-    ends_of_slots, before = widths.cumsum(), keys.cumsum() - keys
-    slots = ends_of_slots - widths
-    columns = np.full(ends_of_slots[-1], NO_KEY, np.int32)
-    which = np.arange(before[-1] + keys[-1])
-    columns[which + (slots - before).repeat(keys)] = which + (starts - before).repeat(keys)
-    own[:, 2] = slots[of_tile]
-    own[:-1, 3], own[-1, 3] = own[1:, 2], len(columns)
-    own[:, 2:] += count * FIELDS
+    of_slots = widths.take(order)
+    ends_of_slots = of_slots.cumsum()
+    slots = ends_of_slots - of_slots
+    used = int(ends_of_slots[-1])
+    columns = np.arange(used) + (starts.take(order) - slots).repeat(of_slots)
+    columns[columns >= ends.take(order).repeat(of_slots)] = NO_KEY
 
-    table = np.empty(count * FIELDS + len(columns), np.int32)
+    table = np.empty(count * FIELDS + used, np.int32)
     table[count * FIELDS :] = columns
-    fields = table[: count * FIELDS].reshape(count, FIELDS)
-    fields[:, :TILE_FIELDS] = cut.tiles
-    fields[in_row_order, TILE_FIELDS:] = own
+    # Only a tile's first segment can have more keys than the tile has rows: it began in an earlier one.
+    lead = edges.searchsorted(begins)
+    long = widths.take(lead) == 0
+    fields = np.empty((count, FIELDS), np.int32)
+    fields[:, :TILE_FIELDS] = cut.in_row_order
+    fields[:, TILE_FIELDS] = starts.take(lead) * long
+    fields[:, TILE_FIELDS + 1] = ends.take(lead) * long
+    fields[:, -2] = slots.take(lead) + count * FIELDS
+    fields[:-1, -1], fields[-1, -1] = fields[1:, -2], len(table)
+    fields.take(cut.order, axis=0, out=table[: count * FIELDS].reshape(count, FIELDS), mode="clip")
     return table
 
 
 @cache
 def _widths(most: int) -> Int64:
-    """Columns for 0 to `most` keys."""
-    keys = np.arange(most + 1)
+    """Columns for 0 to `most` keys, and none for more."""
+    keys = np.arange(most + 2)
     slots = 2 ** np.ceil(np.log2(np.maximum(keys, 1))).astype(np.int64)
-    slots[0] = 0
-    return np.where(keys > BLOCK, -(-keys // BLOCK) * BLOCK, slots)
+    widths = np.where(keys > BLOCK, -(-keys // BLOCK) * BLOCK, slots)
+    widths[[0, -1]] = 0
+    return widths
 
 
 def most_columns(rows: int) -> int:

@@ -5,11 +5,11 @@ ones, and a call has at most three groups, so there are hardly more tiles than t
 reads, its own segments, is found in `own_keys`.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import Forward
 
 TILE_FIELDS = 7
@@ -17,57 +17,72 @@ TILE_FIELDS = 7
 beginning of the segment itself; they are the last."""
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """The attention kernel's inputs other than the rows; all int32."""
+class Tiles(NamedTuple):
+    """The attention kernel's inputs other than the rows; but for `order` all int32."""
 
+    segment_edges: Int32
+    """[segments + 1]: where each segment begins, and the last one ends."""
     segment_starts: Int32
     """[T]: first row of each row's segment."""
-    segment_ends: Int32
-    """[T]: one past the last row of each row's segment."""
-    tiles: Int32
-    """[tiles, TILE_FIELDS]: those that hold a scored row come first."""
+    in_row_order: Int32
+    """[tiles, TILE_FIELDS]"""
+    order: Int64
+    """[tiles]: which of them the kernel has in each place. Those that hold a scored row come first."""
     scored: int
     """Tiles that hold a scored row: all that the last layer computes."""
     context_slots: Int32
     """[N]: the pool slots of all contexts, group after group, each with the group's own slots behind it."""
 
+    @property
+    def tiles(self) -> Int32:
+        """[tiles, TILE_FIELDS]: as the kernel has them."""
+        return self.in_row_order[self.order]
+
+    @property
+    def segment_ends(self) -> Int32:
+        """[T]: one past the last row of each row's segment."""
+        edges = self.segment_edges
+        return edges[1:].repeat(edges[1:] - edges[:-1])
+
 
 def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
     """Cut the groups of a forward into tiles of at most `rows_per_tile` rows."""
-    group_slots = [np.concatenate((group.context_slots, group.own_slots)) for group in forward.groups]
-    groups = np.array(
-        [
-            (g.first_row, g.last_row, len(slots), g.context_rows.start, g.context_rows.stop, len(g.own_slots))
-            for g, slots in zip(forward.groups, group_slots, strict=True)
-        ]
-    )
-    counts = -(-(groups[:, 1] - groups[:, 0]) // rows_per_tile)
-    group_of_tile = np.repeat(np.arange(len(groups)), counts)
-    first, last, slots, context_begin, context_end, own = groups[group_of_tile].T
-    index_in_group = np.arange(len(group_of_tile)) - (np.cumsum(counts) - counts)[group_of_tile]
-    begin = first + rows_per_tile * index_in_group
-    end = np.minimum(begin + rows_per_tile, last)
-    slot_end = np.cumsum(groups[:, 2])[group_of_tile]
-    tiles = np.empty((len(begin), TILE_FIELDS), np.int32)
-    for place, field in enumerate((begin, end, slot_end - slots, slot_end, context_begin, context_end, own)):
-        tiles[:, place] = field
-    scored_rows = np.sort(forward.scored_rows)
-    is_scored = np.searchsorted(scored_rows, begin) < np.searchsorted(scored_rows, end)
+    groups: list[tuple[int, ...]] = []
+    counts: list[int] = []
+    group_slots: list[Int64] = []
+    count = slot_end = 0
+    for g in forward.groups:
+        slot_begin, slot_end = slot_end, slot_end + len(g.context_slots) + len(g.own_slots)
+        # `rows_per_tile` for each tile before is added again below.
+        first_row = g.first_row - rows_per_tile * count
+        context = g.context_rows
+        groups.append(
+            (first_row, g.last_row, slot_begin, slot_end, context.start, context.stop, len(g.own_slots))
+        )
+        counts.append(-(-(g.last_row - g.first_row) // rows_per_tile))
+        count += counts[-1]
+        group_slots += g.context_slots, g.own_slots
+    tiles = np.array(groups, np.int32).repeat(counts, axis=0)
+    tiles[:, 0] += np.arange(0, count * rows_per_tile, rows_per_tile, dtype=np.int32)
+    begins = tiles[:, 0]
+    np.minimum(tiles[:, 1], begins + rows_per_tile, out=tiles[:, 1])
+    is_unscored = np.ones(count, bool)
+    is_unscored[begins.searchsorted(forward.scored_rows, "right") - 1] = False
     edges = forward.cu_seqlens
-    lengths = np.diff(edges)
     return Tiles(
-        segment_starts=np.repeat(edges[:-1], lengths),
-        segment_ends=np.repeat(edges[1:], lengths),
-        tiles=np.concatenate((tiles[is_scored], tiles[~is_scored])),
-        scored=int(is_scored.sum()),
-        context_slots=np.concatenate(group_slots).astype(np.int32),
+        segment_edges=edges,
+        segment_starts=edges[:-1].repeat(edges[1:] - edges[:-1]),
+        in_row_order=tiles,
+        order=is_unscored.argsort(kind="stable"),
+        scored=count - np.count_nonzero(is_unscored),
+        context_slots=np.concatenate(group_slots, dtype=np.int32, casting="same_kind"),
     )
 
 
 def window_slots(forward: Forward) -> Int32:
     """As `Tiles.context_slots`, in layers that keep a window only: int32 [N]."""
-    return np.concatenate([group.window_slots for group in forward.groups]).astype(np.int32)
+    slots = [group.window_slots for group in forward.groups]
+    return np.concatenate(slots, dtype=np.int32, casting="same_kind")
 
 
 def max_tiles(rows: int, groups: int, rows_per_tile: int) -> int:

@@ -11,9 +11,11 @@ import numpy as np
 
 from hiscore.arrays import Int32
 from hiscore.decoding.block_pool import BlockPool
+from hiscore.decoding.device_pool import DevicePool
 from hiscore.decoding.host_pool import HostPool
 from hiscore.decoding.interface.cache_config import CacheConfig
-from hiscore.decoding.interface.worker import NO_PAGES, Growth, Prefix
+from hiscore.decoding.interface.prefix import Prefix
+from hiscore.decoding.interface.worker import NO_PAGES, Growth
 from hiscore.decoding.page_needs import (
     NOTHING,
     PagesNeeded,
@@ -34,8 +36,8 @@ class BlockManager:
 
     def __init__(self, cache_config: CacheConfig) -> None:
         self.seq_indices = BlockPool(cache_config.max_sequences)
-        self.host = HostPool(cache_config.host_pages // cache_config.block_pages)
-        self.device = BlockPool(cache_config.device_pages)
+        self.device = DevicePool(cache_config.device_pages, cache_config.block_pages)
+        self.host = HostPool(cache_config.host_pages // cache_config.block_pages, self.device.evict)
         self.staging = BlockPool(cache_config.staging_pages)
         self.windows = Windows(cache_config)
         self._prompts = PromptPages(self.device, self.staging, cache_config)
@@ -98,7 +100,7 @@ class BlockManager:
         """Give a sequence all that it needs, behind the host pages that it has or that were found.
 
         Returns:
-            What was found, to be copied; None if nothing was.
+            What was found, to be copied as far as it is not on the device; None if nothing was.
         """
         sequence.seq_index = int(self.seq_indices.allocate(1)[0])
         new, copies = self.host.allocate(needed.host), int(found.copied.sum())
@@ -107,15 +109,14 @@ class BlockManager:
         sequence.source_blocks = found.blocks[found.copied]
         self.host.hold(sequence.source_blocks)
         self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
-        sequence.device_pages = self.device.allocate(needed.device)
         self.windows.add(sequence, needed.window, found.windows, end=len(found.blocks))
-        self._prompts.lend(sequence, needed.staging)
+        on_device = self._prompts.give(sequence, needed, found)
         self._holders.add(sequence)
         if not len(blocks):
             return None
         return Prefix(
             sequence.seq_index, len(blocks) * self._cache_config.block_tokens, self._pages_of(found.blocks),
-            self._pages_of(blocks), sequence.staging_pages,
+            self._pages_of(blocks), sequence.staging_pages, on_device,
         )  # fmt: skip
 
     def needed_to_start(self, sequence: Sequence) -> PagesNeeded:
@@ -209,8 +210,11 @@ class BlockManager:
 
     def free(self, sequence: Sequence, left: int = 0) -> Release:
         """Free everything that a sequence holds, except its first blocks on the host if it is only preempted."""
-        lost = self.host.release(self.blocks_of(sequence)[left:])
-        release = Release(sequence.seq_index, self._pages_of(lost), sequence.device_pages)
+        blocks, device = self.blocks_of(sequence), sequence.device_pages
+        lost = self.host.release(blocks[left:])
+        if self._prompts.stay(sequence):
+            device = self.device.cache(blocks, self.host.can_be_found(blocks), device)
+        release = Release(sequence.seq_index, self._pages_of(lost), device)
         self.free_staging(sequence)
         self.device.free(release.device)
         self.windows.free(sequence, left)

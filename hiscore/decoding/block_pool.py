@@ -25,7 +25,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        return self.size - self._num_free
+        return self.size - self.num_free
 
     def allocate(self, count: int) -> Int32:
         """Take `count` blocks.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.errors import Code, RequestError
+from hiscore.serving.stale_entries import drop_stale
 
 
 class Deadlines:
@@ -16,7 +17,7 @@ class Deadlines:
 
     def add(self, sequence: Sequence) -> None:
         """Watch a new call."""
-        for at in (sequence.call.deadline, sequence.call.start_by):
+        for at in _times_of(sequence):
             if at < math.inf:
                 self.watch(at, id(sequence.reply_to))
 
@@ -36,3 +37,15 @@ class Deadlines:
                 where = f"after {sequence.num_output_tokens} of at most {call.params.max_tokens} tokens"
                 where = "in the queue" if waiting else where
                 yield sequence, RequestError(f"Request timeout expired {where}", Code.UNAVAILABLE)
+        # Most calls end long before.
+        drop_stale(self._heap, lambda entry: _is_of_one(entry, live), 2 * len(live))
+
+
+def _times_of(sequence: Sequence) -> tuple[float, float]:
+    return sequence.call.deadline, sequence.call.start_by
+
+
+def _is_of_one(entry: tuple[float, int], live: Mapping[int, Sequence]) -> bool:
+    """Whether a time is one of a call that has not ended; the id alone may have been that of many others."""
+    at, key = entry
+    return key in live and at in _times_of(live[key])

@@ -163,8 +163,9 @@ class DecodeEngine:
         waiting = len(queues.waiting)
         # Calls that can start at once do not count as waiting.
         startable = 0 if waiting else blocks.seq_indices.num_free
-        running = len(queues.active) + len(queues.preempted)
-        self._inbox.update_room(waiting, startable, running + blocks.host.num_used / blocks.host.size)
+        preempted = len(queues.preempted)
+        load = len(queues.active) + preempted + blocks.host.num_used / blocks.host.size
+        self._inbox.update_room(waiting, startable, load, preempted)
 
     def _collect(self, entry: InFlight) -> None:
         """Wait for a result, and emit its tokens."""
@@ -175,8 +176,11 @@ class DecodeEngine:
             sent = 0
             for row, (sequence, token) in enumerate(zip(entry.sampled, result.tokens.tolist(), strict=True)):
                 sequence.read += 1
+                if sequence.ended:
+                    sequence.has_failed |= token == NOT_FINITE  # as in `_fail_only`
+                    continue
                 # What is computed again was sent before; but if it is not finite now, nor is what follows.
-                if not sequence.ended and (token == NOT_FINITE or sequence.read > sequence.num_output_tokens):
+                if token == NOT_FINITE or sequence.read > sequence.num_output_tokens:
                     with self._fail_only([sequence]):
                         self._append(sequence, token, result.logprobs.get(row))
                         sent += 1
@@ -232,5 +236,7 @@ class DecodeEngine:
                 self._on_failure(error)
             for sequence in sequences:
                 sequence.in_flight -= launching
-                if not sequence.ended:
+                if sequence.ended:
+                    sequence.has_failed = True  # what it still had in flight is of no use to others
+                else:
                     self._end(sequence, answer)

@@ -6,7 +6,7 @@ first, a sequence's last before its first. Bookkeeping only: no tensor, no devic
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,11 @@ class HostPool:
 
     Args:
         size: Number of blocks.
+        on_eviction: Called with a block that can be found no more.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, on_eviction: Callable[[int], None] = lambda block: None) -> None:
+        self.size, self._on_eviction = size, on_eviction
         self._unused = BlockPool(size)
         self._holders = np.zeros(size, np.int32)
         self._published: dict[bytes, int] = {}
@@ -62,6 +63,10 @@ class HostPool:
     def is_held(self, blocks: Int32) -> NDArray[np.bool_]:
         """Which of some blocks sequences hold: bool [n]."""
         return self._holders[blocks] > 0
+
+    def can_be_found(self, blocks: Int32) -> NDArray[np.bool_]:
+        """Which of some blocks are published: bool [n]."""
+        return np.array([block in self._hashes for block in blocks.tolist()], bool)
 
     def hold(self, blocks: Int32) -> None:
         """Hold blocks that were found."""
@@ -120,3 +125,4 @@ class HostPool:
 
     def _forget(self, block: int) -> None:
         del self._published[self._hashes.pop(block)]
+        self._on_eviction(block)

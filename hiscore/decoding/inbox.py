@@ -97,7 +97,7 @@ class Inbox:
                 return None
         return calls, cancelled
 
-    def update_room(self, waiting: int, startable: int, running: float = 0.0) -> None:
+    def update_room(self, waiting: int, startable: int, running: float = 0.0, preempted: int = 0) -> None:
         """Set how many more calls may come, and publish the load.
 
         Args:
@@ -105,9 +105,11 @@ class Inbox:
             startable: Those that it could start now.
             running: Those that it runs, and a fraction for what they hold: of two instances that run as many, the
                 next call goes to the one with more memory.
+            preempted: Of those that have started, how many wait. They keep places in the queue: else each call
+                that preempts one would make room for another, and with ever more to take turns none would end.
         """
         with self._changed:
-            self._room = self._max_queue + startable - waiting - len(self._calls)
+            self._room = self._max_queue + startable - waiting - preempted - len(self._calls)
             self._startable, self._load = startable, WAITING_LOAD * waiting + running
             self._publish_load()
 

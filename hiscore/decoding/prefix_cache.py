@@ -5,7 +5,8 @@ prompt while its sequence runs, those of what it generated when it ends. A call 
 same salt, and that attend to as much: keys and values depend on what was attended to.
 
 A sequence takes the blocks that it finds. Those that another holds are copied, unless all layers are dense: in a
-sparse layer, which pages of a sequence are on the device is kept by host page.
+sparse layer, which pages of a sequence are on the device is kept by host page. With a block that it takes it takes
+over what another has left of it on the device (`hiscore.decoding.device_pool`).
 
 In layers that keep a window only, a prompt goes on from the last block before whose end the window is still there.
 """
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from hiscore.arrays import Int32
 from hiscore.decoding.host_pool import HostPool
 from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.windows import Windows
 from hiscore.page_hashes import PageHashes
@@ -56,7 +58,7 @@ class PrefixCache:
     """
 
     def __init__(self, host: HostPool, windows: Windows, cache_config: CacheConfig) -> None:
-        self.hits = self.cached_tokens = 0
+        self.hits = self.cached_tokens = self.cached_on_device = 0
         self._host, self._windows, self._config = host, windows, cache_config
 
     def hash_prompt(self, sequence: Sequence) -> None:
@@ -88,12 +90,13 @@ class PrefixCache:
             self._host.release(found.taken)
             self._windows.pool.release(found.windows)
 
-    def count(self, sequence: Sequence, tokens: int) -> None:
-        """A sequence starts with so many tokens that were found."""
+    def count(self, sequence: Sequence, prefix: Prefix) -> None:
+        """A sequence starts with what was found."""
         self.hits += 1
-        self.cached_tokens += tokens
+        self.cached_tokens += prefix.tokens
+        self.cached_on_device += prefix.tokens_on_device
         if not sequence.num_output_tokens:
-            sequence.cached_tokens = tokens
+            sequence.cached_tokens = prefix.tokens
 
     def publish(self, sequence: Sequence, blocks: Int32, tokens: int) -> None:
         """Let others find the full blocks of a sequence's first tokens, which must be on the host."""

@@ -2,21 +2,26 @@
 
 A preempted sequence comes back the same way, with all that it has on the host. One that goes on selecting needs
 only what its buffer starts with, for its index is still there.
+
+Pages of a sequence that ends may stay where they are, for a prompt that begins alike.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.block_pool import BlockPool
+from hiscore.decoding.device_pool import DevicePool
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.interface.worker import NO_PAGES
 from hiscore.decoding.kv_cache.buffer_pages import initial_pages
 from hiscore.decoding.page_needs import PagesNeeded
+from hiscore.decoding.prefix_cache import Found
 from hiscore.decoding.sequence import Sequence
 
 
 class PromptPages:
-    """Lends pages to prompts.
+    """Gives sequences their pages of the device buffers, and lends pages to prompts.
 
     Args:
         device: The device buffers.
@@ -24,7 +29,7 @@ class PromptPages:
         cache_config: Says which of them lends.
     """
 
-    def __init__(self, device: BlockPool, staging: BlockPool, cache_config: CacheConfig) -> None:
+    def __init__(self, device: DevicePool, staging: BlockPool, cache_config: CacheConfig) -> None:
         self.from_buffers = cache_config.prompts_in == "buffers"
         self._device, self._staging, self._config = device, staging, cache_config
         self._lender = device if self.from_buffers else staging
@@ -49,7 +54,29 @@ class PromptPages:
         # Those of the buffers are copied to where they stay.
         return 0 if self.from_buffers else len(found[0]) * self._config.page_size
 
-    def lend(self, sequence: Sequence, count: int) -> None:
+    def give(self, sequence: Sequence, needed: PagesNeeded, found: Found) -> NDArray[np.bool_]:
+        """Give a sequence that has its host pages what it needs of the device.
+
+        Returns:
+            bool [n]: which pages of what was found are there, where the prompt goes on.
+        """
+        is_taken = np.repeat(~found.copied, self._config.block_pages)
+        pages = np.full(max(needed.device, len(is_taken)), -1, np.int32)
+        if needed.device == len(sequence.host_pages):  # so they are in the order of positions
+            pages[: len(is_taken)][is_taken] = self._device.take(found.taken).ravel()
+        on_device = pages[: len(is_taken)] >= 0
+        pages = pages[: needed.device]
+        pages[pages < 0] = self._device.allocate(int((pages < 0).sum()))
+        sequence.device_pages = pages
+        self._lend(sequence, needed.staging)
+        return on_device | (self._config.prompts_in == "dense")
+
+    def stay(self, sequence: Sequence) -> bool:
+        """Whether what a sequence has in its pages may be found there by others: as it ends, with all of them."""
+        is_whole = len(sequence.device_pages) == len(sequence.host_pages)
+        return self.from_buffers and is_whole and sequence.ended and not sequence.has_failed
+
+    def _lend(self, sequence: Sequence, count: int) -> None:
         """Lend a sequence pages, and say where its tokens come: it must have the pages that it keeps."""
         found, config = self._in_buffer(sequence), self._config
         sequence.restored_pages = None if found is None else found[0]

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from hiscore.arrays import Int32
+from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
-from hiscore.decoding.interface.worker import DecodeBatch, Growth, PrefillChunk, Prefix
+from hiscore.decoding.interface.worker import DecodeBatch, Growth, PrefillChunk
 from hiscore.decoding.sequence import Sequence
 
 
@@ -15,7 +16,7 @@ class Release:
     Attributes:
         seq_index: -1 if it held none.
         host: int32 [n]: pages of the host pool that hold nothing for anyone any more.
-        device: int32 [n]: pages of the device buffer.
+        device: int32 [n]: pages of the device buffer, likewise.
     """
 
     seq_index: int

@@ -167,7 +167,7 @@ class Scheduler:
                 other.times_overtaken += 1
             prefix = self.blocks.allocate(sequence, needed, found)
             if prefix is not None:
-                self.prefix_cache.count(sequence, prefix.tokens)
+                self.prefix_cache.count(sequence, prefix)
                 sequence.prefilled = prefix.tokens
                 schedule.fetched.append((sequence, prefix))
             spare += self.blocks.will_grow(sequence)
@@ -175,7 +175,7 @@ class Scheduler:
             sequence.restored = restored
             if restored:
                 schedule.resumed.append(sequence)
-            is_copied = restored or prefix is not None
+            is_copied = restored or (prefix is not None and not prefix.on_device.all())
             if is_copied and self.queues.active and self._cache_config.restores_beside_forwards:
                 # What reads the copy would make the others wait for it.
                 self.queues.move(sequence, Status.RESTORING)

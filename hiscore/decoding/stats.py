@@ -22,6 +22,10 @@ COUNTERS = {
     "hiscore_decode_captured_mass_total": ("captured", "Estimated attention mass of the selected tokens"),
     "hiscore_decode_captured_rows_total": ("captured_rows", "Rows over which that mass was summed up"),
     "hiscore_decode_cached_tokens_total": ("cached_tokens", "Prompt tokens found in the prefix cache"),
+    "hiscore_decode_cached_on_device_tokens_total": (
+        "cached_on_device",
+        "Of these, tokens that were still on the device",
+    ),
     "hiscore_decode_prefix_hits_total": (
         "prefix_hits",
         "Prompts of which a part was found in the prefix cache",
@@ -55,6 +59,7 @@ class EngineStats:
         captured: Sum of the selected attention mass.
         captured_rows: Number of rows summed.
         cached_tokens: Prompt tokens found in the prefix cache.
+        cached_on_device: Of these, tokens that were still on the device.
         prefix_hits: Prompts of which a part was found.
         preemptions: Sequences preempted.
         full: Calls rejected because the queue was full.
@@ -80,6 +85,7 @@ class EngineStats:
     captured: float = 0.0
     captured_rows: int = 0
     cached_tokens: int = 0
+    cached_on_device: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
     full: int = 0
@@ -135,6 +141,7 @@ class Tally:
         return replace(
             self.total,
             cached_tokens=scheduler.prefix_cache.cached_tokens,
+            cached_on_device=scheduler.prefix_cache.cached_on_device,
             prefix_hits=scheduler.prefix_cache.hits,
             preemptions=scheduler.preemptions,
             waiting=len(scheduler.queues.waiting),

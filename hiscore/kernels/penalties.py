@@ -1,54 +1,53 @@
-"""Penalties on tokens that a sequence has had, and the count of a new one; `TokenCounts` has the table."""
+"""The first kernel of a draw: penalties on tokens that a sequence has had, and the largest logit of each split.
+
+`TokenCounts` has the table of tokens that a sequence has had.
+"""
 
 import triton
 import triton.language as tl
+
+from hiscore.kernels.fixed_point import begin_split, load_split
+from hiscore.kernels.sampling_options import COUNTED, FREQUENCY, PRESENCE, REPETITION, option
 
 # `token_counts.IN_PROMPT`: a bit above all counts.
 _COUNTS = tl.constexpr((1 << 30) - 1)
 
 
 @triton.jit
-def penalise_rows(
-    logits, table, counted, repetition, presence, frequency, vocabulary, stride, BLOCK: tl.constexpr
+def penalise_and_find_maxima(
+    logits, row_options, table, maxima, best, bins, found, masses, vocabulary, stride,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, THRESHOLDS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Change the logits of rows with penalties, in place. Grid: (R, splits).
+    """Change the logits of rows with penalties, in place, and find the largest of each split. Grid: (splits, R).
 
     Each operation is rounded by itself, as in PyTorch: launch it without fused ones.
 
     Args:
         logits: float32 [R, stride].
+        row_options: See `sampling_options`.
         table: int32 [max_sequences, vocabulary].
-        counted: int32 [R]: rows of the table; -1: no penalties.
-        repetition, presence, frequency: float32 [R].
+        maxima: Out: float32 [R, splits]; NaN if one is.
+        best: Out: int32 [R, splits]: the lowest id of the largest.
+        bins, found, masses: Set to 0 for the kernels that follow: int32 [R, BINS], [R]; int64 [R, THRESHOLDS].
     """
-    row, split = tl.program_id(0), tl.program_id(1)
-    place = tl.load(counted + row)
-    if place < 0:
-        return
-    at = split * BLOCK + tl.arange(0, BLOCK)
-    inside = at < vocabulary
-    counts = tl.load(table + place.to(tl.int64) * vocabulary + at, mask=inside, other=0)
-    own = tl.load(logits + row.to(tl.int64) * stride + at, mask=inside, other=0.0)
-    by = tl.zeros([BLOCK], tl.float32) + tl.load(repetition + row)
-    own = tl.where(counts > 0, tl.where(own > 0, tl.div_rn(own, by), own * by), own)
-    output = counts & _COUNTS
-    own = own - tl.load(frequency + row) * output.to(tl.float32)
-    own = own - tl.load(presence + row) * (output > 0).to(tl.float32)
-    tl.store(logits + row.to(tl.int64) * stride + at, own, mask=inside)
-
-
-@triton.jit
-def count_tokens(table, counted, ids, vocabulary):
-    """Count the token of each row with penalties. Grid: (R,).
-
-    Args:
-        table: int32 [max_sequences, vocabulary].
-        counted: int32 [R]: rows of the table, none twice; -1: no penalties.
-        ids: int64 [R].
-    """
-    row = tl.program_id(0)
-    place = tl.load(counted + row)
-    if place < 0:
-        return
-    entry = table + place.to(tl.int64) * vocabulary + tl.load(ids + row)
-    tl.store(entry, tl.load(entry) + 1)
+    split, row, splits, rows = begin_split(CHAINED)
+    row_logits = logits + row.to(tl.int64) * stride
+    place = option(row_options, rows, row, COUNTED).to(tl.int64)
+    at, own = load_split(row_logits, split, vocabulary, BLOCK)
+    if place >= 0:
+        counts = tl.load(table + place * vocabulary + at, mask=at < vocabulary, other=0)
+        by = tl.zeros([BLOCK], tl.float32) + option(row_options, rows, row, REPETITION).to(tl.float32)
+        own = tl.where(counts > 0, tl.where(own > 0, tl.div_rn(own, by), own * by), own)
+        output = counts & _COUNTS
+        own = own - option(row_options, rows, row, FREQUENCY).to(tl.float32) * output.to(tl.float32)
+        own = own - option(row_options, rows, row, PRESENCE).to(tl.float32) * (output > 0).to(tl.float32)
+        tl.store(row_logits + at, own, mask=at < vocabulary)
+    largest = tl.max(own, axis=0)
+    broken = tl.sum((own != own).to(tl.int32), axis=0) > 0
+    to = row * splits + split
+    tl.store(maxima + to, tl.where(broken, float("nan"), largest))
+    tl.store(best + to, tl.min(tl.where(own == largest, at, vocabulary - 1), axis=0))
+    if split == 0:
+        tl.store(bins + row * BINS + tl.arange(0, BINS), tl.zeros([BINS], tl.int32))
+        tl.store(masses + row * THRESHOLDS + tl.arange(0, THRESHOLDS), tl.zeros([THRESHOLDS], tl.int64))
+        tl.store(found + row, 0)

@@ -1,135 +1,173 @@
-"""Find the tokens that a draw may take, without sorting; `hiscore.kernels.sample_draw` draws one of them.
+"""Find the tokens among which filters end, without sorting; `hiscore.kernels.sample_draw` draws one.
 
-A row is cut into splits, so that a few rows use the whole device. Its candidates are the tokens whose weight
-reaches a power of two that certainly leaves enough for top-k and top-p: few, where either is in use. They are
-collected in the order of ids. Weights are integers, so no sum depends on its order.
+A row is cut into splits, so that a few rows use the whole device. Candidates are the tokens whose weight reaches
+the bin that certainly leaves enough for top-k or top-p: few, where logits are far apart. Where they are not,
+thresholds within that bin narrow them down. Weights are integers, so no sum depends on its order.
 """
 
 import triton
 import triton.language as tl
 
-from hiscore.kernels.top_k import float_key
+from hiscore.kernels.fixed_point import (
+    begin_split,
+    bin_of,
+    fixed_point_weights,
+    least_of_bin,
+    load_split,
+    places_of,
+    row_max,
+)
+from hiscore.kernels.sampling_options import filters, weighing
 
-# Weights are at most 2^32; a bin for each power of two below, and one for nothing.
-_BINS = tl.constexpr(64)
-_UNIT = tl.constexpr(4294967296.0)
-
-
-@triton.jit
-def row_max(maxima, row, splits, SPLITS: tl.constexpr):
-    """The largest logit of a row, NaN if there is one."""
-    at = tl.arange(0, SPLITS)
-    values = tl.load(maxima + row * splits + at, mask=at < splits, other=float("-inf"))
-    largest = tl.max(values, axis=0)
-    return tl.where(tl.sum((values != values).to(tl.int32), axis=0) > 0, float("nan"), largest)
-
-
-@triton.jit
-def fixed_point_weights(logits, largest, temperature, least):
-    """Fixed-point weights, int64; 0 for less than the share `least`, -inf, and a row that cannot be sampled."""
-    share = tl.exp((logits - largest) / tl.maximum(temperature, 1.17549435e-38))
-    share = tl.where((share >= 0.0) & (share <= 1.0), share, 0.0)
-    weights = tl.floor(share * _UNIT + 0.5).to(tl.int64)
-    return tl.where(weights.to(tl.float64) >= least.to(tl.float64) * _UNIT, weights, 0)
-
-
-@triton.jit
-def _bin(weights):
-    """How many powers of two below the greatest, int32: 0 to 32; 63 for a weight of 0."""
-    exponent = (weights.to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1023
-    return tl.where(weights > 0, 32 - exponent, _BINS - 1).to(tl.int32)
-
-
-@triton.jit
-def row_maxima(logits, maxima, vocabulary, stride, BLOCK: tl.constexpr):
-    """The largest logit of each split. Grid: (R, splits).
-
-    Args:
-        logits: float32 [R, stride].
-        maxima: Out: float32 [R, splits]; NaN if one is.
-    """
-    row, split = tl.program_id(0), tl.program_id(1)
-    at = split * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(logits + row.to(tl.int64) * stride + at, mask=at < vocabulary, other=float("-inf"))
-    largest = tl.max(values, axis=0)
-    broken = tl.sum((values != values).to(tl.int32), axis=0) > 0
-    tl.store(maxima + row * tl.num_programs(1) + split, tl.where(broken, float("nan"), largest))
+BINS = 128
+"""By weight: see `fixed_point.bin_of`."""
+_BINS = tl.constexpr(BINS)
+# Below, bins are not a quarter of a power of two: weights of a few units.
+_LAST_WHOLE_BIN = tl.constexpr(119)
 
 
 @triton.jit
 def count_weights(
-    logits, maxima, temperature, min_p, sums, counts, vocabulary, stride, BLOCK: tl.constexpr, SPLITS: tl.constexpr
+    logits, row_options, maxima, sums, bins, vocabulary, stride,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Sum and count the weights of each split. Grid: (R, splits).
+    """Sum the weights of each split, and count those of rows with filters by bin. Grid: (splits, R).
 
     Args:
         logits: float32 [R, stride].
+        row_options: See `sampling_options`.
         maxima: float32 [R, splits].
-        temperature, min_p: float32 [R].
         sums: Out: int64 [R, splits].
-        counts: Out: int32 [R, splits, 64]: by the power of two.
+        bins: Added to: int32 [R, 128].
     """
-    row, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    heat = tl.load(temperature + row)
-    if heat == 0.0:
+    split, row, splits, rows = begin_split(CHAINED)
+    temperature, least = weighing(row_options, rows, row)
+    if temperature == 0.0:
         return
-    at = split * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(logits + row.to(tl.int64) * stride + at, mask=at < vocabulary, other=float("-inf"))
-    weights = fixed_point_weights(values, row_max(maxima, row, splits, SPLITS), heat, tl.load(min_p + row))
-    place = (row * splits + split).to(tl.int64)
-    tl.store(sums + place, tl.sum(weights, axis=0))
-    tl.store(counts + place * _BINS + tl.arange(0, _BINS), tl.histogram(_bin(weights), _BINS))
+    _, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK)
+    weights = fixed_point_weights(values, row_max(maxima, row, splits, SPLITS), temperature, least)
+    tl.store(sums + row * splits + split, tl.sum(weights, axis=0))
+    _, _, filtered = filters(row_options, rows, row, vocabulary)
+    if filtered:
+        counts = tl.histogram(bin_of(weights), _BINS)
+        number = tl.arange(0, _BINS)
+        tl.atomic_add(bins + row * _BINS + number, counts, mask=counts > 0, sem="relaxed")
 
 
 @triton.jit
-def collect_candidates(
-    logits, maxima, temperature, top_k, top_p, min_p, sums, counts, keys, ids, found,
-    vocabulary, stride, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+def _range(bins, sums, row, splits, vocabulary, k, p, SPLITS: tl.constexpr, LISTED: tl.constexpr):
+    """Where the last token that filters keep lies.
+
+    Returns:
+        The least weight that it may have, more than it can have, whether so many weights reach the least that
+        thresholds between both are to narrow them down, and the goal: how many tokens, or with k = 0 what mass.
+    """
+    each = tl.arange(0, SPLITS)
+    number = tl.arange(0, _BINS)
+    total = tl.sum(tl.load(sums + row * splits + each, mask=each < splits, other=0), axis=0)
+    # The last bin also counts what has no weight.
+    counts = tl.where(number < _BINS - 1, tl.load(bins + row * _BINS + number), 0)
+    goal = tl.where(k > 0, k.to(tl.float64), p * total.to(tl.float64))
+    by_count = k > 0
+    # What bins up to each hold, at least and at most.
+    lower = tl.where(by_count, counts.to(tl.int64), counts * least_of_bin(number))
+    upper = tl.where(by_count, counts.to(tl.int64), counts * least_of_bin(number - 1))
+    at_least, at_most = tl.cumsum(lower, axis=0), tl.cumsum(upper, axis=0)
+    # So does what is left of the total by those beyond, where the last holds less than the vocabulary.
+    left_least = total - (tl.sum(upper, axis=0) - at_most) - vocabulary
+    left_most = total - (tl.sum(lower, axis=0) - at_least)
+    at_least = tl.where(by_count, at_least, tl.maximum(at_least, left_least))
+    at_most = tl.where(by_count, at_most, tl.minimum(at_most, left_most))
+    enough = at_least.to(tl.float64) >= goal
+    maybe = at_most.to(tl.float64) >= goal
+    last = tl.min(tl.where(enough, number, _BINS - 1), axis=0)
+    first = tl.min(tl.where(maybe, number, _BINS - 1), axis=0)
+    within = tl.sum(tl.where(number <= last, counts, 0), axis=0)
+    narrows = (within > LISTED) & (last <= _LAST_WHOLE_BIN)
+    return least_of_bin(last), least_of_bin(first - 1), narrows, goal
+
+
+@triton.jit
+def _threshold(low, high, number, THRESHOLDS: tl.constexpr):
+    """The thresholds between low (number 0) and high (number THRESHOLDS)."""
+    return low + (high - low) * number // THRESHOLDS
+
+
+@triton.jit
+def weigh_thresholds(
+    logits, row_options, maxima, sums, bins, masses, vocabulary, stride,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, THRESHOLDS: tl.constexpr, STEP: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Collect the tokens that filters may leave, in the order of ids. Grid: (R, splits).
+    """What reaches each threshold, of rows with too many candidates for the list. Grid: (splits, R).
 
     Args:
         logits: float32 [R, stride].
-        maxima: float32 [R, splits].
-        temperature, top_k, top_p, min_p: [R].
-        sums: int64 [R, splits].
-        counts: int32 [R, splits, 64].
-        keys: Out: uint32 [R, vocabulary]: in the order of logits.
-        ids: Out: int32 [R, vocabulary].
-        found: Out: int32 [R, splits]: how many candidates lie in the splits up to this one.
+        row_options: See `sampling_options`.
+        maxima, sums, bins: As `count_weights` left them.
+        masses: Added to: int64 [R, THRESHOLDS]: with a top-k how many tokens, else their weights.
     """
-    row, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    heat, k, least = tl.load(temperature + row), tl.load(top_k + row), tl.load(min_p + row)
-    p = tl.load(top_p + row).to(tl.float64)
-    if (heat == 0.0) | ((k == 0) & (p >= 1.0)):
+    split, row, splits, rows = begin_split(CHAINED)
+    temperature, least = weighing(row_options, rows, row)
+    k, p, filtered = filters(row_options, rows, row, vocabulary)
+    if (temperature == 0.0) | (filtered == 0):
         return
-    each = tl.arange(0, SPLITS)
-    power = tl.arange(0, _BINS)
-    there = (each < splits)[:, None]
-    by_split = tl.load(
-        counts + ((row * splits + each[:, None]).to(tl.int64) * _BINS + power[None, :]), mask=there, other=0
-    )
-    total = tl.sum(tl.load(sums + row * splits + each, mask=each < splits, other=0), axis=0)
-    # How many weights reach each power of two, and what they hold at least.
-    by_power = tl.where(power <= 32, tl.sum(by_split, axis=0), 0)
-    reaching = tl.cumsum(by_power, axis=0)
-    lower = tl.where(power <= 32, tl.cast(1, tl.int64) << (32 - tl.minimum(power, 32)).to(tl.int64), 0)
-    holding = tl.cumsum(by_power.to(tl.int64) * lower, axis=0).to(tl.float64)
-    # Top-p is a share of what top-k leaves, so with a top-k nothing that it leaves may be missing.
-    goal = tl.where(k > 0, float("inf"), p * total.to(tl.float64))
-    enough = (reaching >= tl.where(k > 0, k, 2147483647)) | (holding >= goal)
-    cut = tl.minimum(tl.min(tl.where(enough, power, _BINS), axis=0), 32)
-    floor = tl.cast(1, tl.int64) << (32 - cut).to(tl.int64)
+    low, high, narrows, _ = _range(bins, sums, row, splits, vocabulary, k, p, SPLITS, LISTED)
+    if narrows == 0:
+        return
+    number = tl.arange(0, THRESHOLDS)
+    thresholds = _threshold(low, high, (number + 1).to(tl.int64), THRESHOLDS)[:, None]
+    largest = row_max(maxima, row, splits, SPLITS)
+    reaching = tl.zeros([THRESHOLDS, STEP], tl.int64)
+    for begin in range(0, BLOCK, STEP):
+        at = split * BLOCK + begin + tl.arange(0, STEP)
+        inside = at < vocabulary
+        values = tl.load(logits + row.to(tl.int64) * stride + at, mask=inside, other=float("-inf"))
+        weights = fixed_point_weights(values, largest, temperature, least)
+        amounts = tl.where(k > 0, (weights > 0).to(tl.int64), weights)
+        reaching += tl.where(weights[None, :] >= thresholds, amounts[None, :], 0)
+    tl.atomic_add(masses + row * THRESHOLDS + number, tl.sum(reaching, axis=1), sem="relaxed")
 
-    at = split * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(logits + row.to(tl.int64) * stride + at, mask=at < vocabulary, other=float("-inf"))
-    weights = fixed_point_weights(values, row_max(maxima, row, splits, SPLITS), heat, least)
-    chosen = weights >= floor
-    before = tl.sum(
-        tl.sum(tl.where((power <= cut)[None, :] & (each < split)[:, None], by_split, 0), axis=1), axis=0
-    )
-    rank = before + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
-    to = row.to(tl.int64) * vocabulary + rank
-    tl.store(keys + to, float_key(values), mask=chosen)
-    tl.store(ids + to, at, mask=chosen)
-    tl.store(found + row * splits + split, before + tl.sum(chosen.to(tl.int32), axis=0))
+
+@triton.jit
+def list_candidates(
+    logits, row_options, maxima, sums, bins, masses, base, found, listed, vocabulary, stride,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, THRESHOLDS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """List the tokens of rows with filters among which the last that they keep is. Grid: (splits, R).
+
+    Args:
+        logits: float32 [R, stride].
+        row_options: See `sampling_options`.
+        maxima, bins, masses: As above.
+        sums: int64 [2, R, splits]: as above; out: what certainly stays, of each split, and is not listed.
+        base: Out: int64 [R]: its sum.
+        found: Added to: int32 [R]: how many candidates there are.
+        listed: Out: int64 [R, LISTED]: their places, in no order; if there are more, some of them.
+    """
+    split, row, splits, rows = begin_split(CHAINED)
+    temperature, least = weighing(row_options, rows, row)
+    k, p, filtered = filters(row_options, rows, row, vocabulary)
+    if (temperature == 0.0) | (filtered == 0):
+        return
+    at, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK)
+    weights = fixed_point_weights(values, row_max(maxima, row, splits, SPLITS), temperature, least)
+    low, high, narrows, goal = _range(bins, sums, row, splits, vocabulary, k, p, SPLITS, LISTED)
+    floor, ceiling, certain = low, low * 0 + (1 << 33), low * 0
+    if narrows:
+        number = tl.arange(0, THRESHOLDS)
+        reaching = tl.load(masses + row * THRESHOLDS + number)
+        enough = tl.sum((reaching.to(tl.float64) >= goal).to(tl.int32), axis=0)
+        floor = _threshold(low, high, enough.to(tl.int64), THRESHOLDS)
+        if k == 0:
+            ceiling = _threshold(low, high, (enough + 1).to(tl.int64), THRESHOLDS)
+            certain = tl.sum(tl.where(number == enough, reaching, 0), axis=0)
+    if split == 0:
+        tl.store(base + row, certain)
+    tl.store(sums + (rows + row) * splits + split, tl.sum(tl.where(weights >= ceiling, weights, 0), axis=0))
+    chosen = (weights >= floor) & (weights < ceiling)
+    count = tl.sum(chosen.to(tl.int32), axis=0)
+    if count > 0:
+        to = tl.atomic_add(found + row, count, sem="relaxed") + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+        tl.store(listed + row.to(tl.int64) * LISTED + to, places_of(values, at), mask=chosen & (to < LISTED))

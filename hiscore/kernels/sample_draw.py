@@ -1,149 +1,175 @@
-"""Draw a token from each row's candidates; `hiscore.decoding.worker.sampler.sample` is the same with a sort.
+"""Draw a token from each row and feed it to its sequence; `decoding.worker.sampler.sample` is the same in PyTorch.
 
-One program of a row finds the thresholds of top-k and top-p among the candidates that
-`hiscore.kernels.sample_candidates` has collected, and draws in the order of ids.
+One program of a row sorts what `hiscore.kernels.sample_candidates` has listed: what filters keep are the tokens
+from some place on. A list that was too short is not read: then the place is searched for among all tokens.
 """
 
 import triton
 import triton.language as tl
 
-from hiscore.kernels.sample_candidates import fixed_point_weights, row_max
-from hiscore.kernels.top_k import float_key, kth_largest
+from hiscore.kernels.fixed_point import (
+    BEYOND_PLACES,
+    fixed_point_weights,
+    ids_at,
+    load_split,
+    logits_at,
+    places_of,
+    row_max,
+)
+from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
+from hiscore.kernels.sampling_options import COUNTED, FED, MIN_P, TEMPERATURE, UNIFORM, filters, option
+
+_COUNTERS = tl.constexpr(4)
 
 
 @triton.jit
-def _sum_from(keys, ids, row_logits, count, threshold, largest, heat, least, BLOCK: tl.constexpr):
-    """The weights of candidates whose keys reach a threshold."""
-    total = tl.zeros([BLOCK], tl.int64)
-    for begin in range(0, count, BLOCK):
-        entry = begin + tl.arange(0, BLOCK)
-        key = tl.load(keys + entry, mask=entry < count, other=0)
-        token = tl.load(ids + entry, mask=entry < count, other=0)
-        reach = (entry < count) & (key >= threshold)
-        values = tl.load(row_logits + token, mask=reach, other=float("-inf"))
-        total += tl.where(reach, fixed_point_weights(values, largest, heat, least), 0)
-    return tl.sum(total, axis=0)
+def _last_place(
+    row_logits,
+    largest,
+    temperature,
+    least,
+    goal,
+    vocabulary,
+    splits,
+    BY_COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The greatest place from which on tokens reach a goal, by number or by weight: two bits at a time."""
+    low = tl.zeros([], tl.int64)
+    step = low + BEYOND_PLACES // 2
+    while step > 0:
+        one = tl.zeros([BLOCK], tl.int64)
+        two = tl.zeros([BLOCK], tl.int64)
+        three = tl.zeros([BLOCK], tl.int64)
+        for split in range(0, splits):
+            at, values = load_split(row_logits, split, vocabulary, BLOCK)
+            places = places_of(values, at)
+            amounts = (at < vocabulary).to(tl.int64)
+            if not BY_COUNT:
+                amounts = fixed_point_weights(values, largest, temperature, least)
+            one += tl.where(places >= low + step, amounts, 0)
+            two += tl.where(places >= low + 2 * step, amounts, 0)
+            three += tl.where(places >= low + 3 * step, amounts, 0)
+        reached = (tl.sum(one, axis=0).to(tl.float64) >= goal).to(tl.int64)
+        reached += (tl.sum(two, axis=0).to(tl.float64) >= goal).to(tl.int64)
+        reached += (tl.sum(three, axis=0).to(tl.float64) >= goal).to(tl.int64)
+        low += reached * step
+        step = step >> 2
+    return low
+
+
+@triton.jit
+def _sum_from(row_logits, largest, temperature, least, place, kept, vocabulary, splits, BLOCK: tl.constexpr):
+    """The weights of the tokens from a place on, of each split into kept [splits]; returns their sum."""
+    total = tl.zeros([], tl.int64)
+    for split in range(0, splits):
+        at, values = load_split(row_logits, split, vocabulary, BLOCK)
+        weights = fixed_point_weights(values, largest, temperature, least)
+        own = tl.sum(tl.where(places_of(values, at) >= place, weights, 0), axis=0)
+        tl.store(kept + split, own)
+        total += own
+    return total
+
+
+@triton.jit
+def _filtered(
+    row_logits, largest, temperature, least, k, p, total, certain, count, row_listed, kept, vocabulary, splits,
+    BLOCK: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """The last place that filters keep; the weights of what they keep go into kept, int64 [splits]."""
+    last = tl.zeros([], tl.int64)
+    if count > LISTED:
+        left = total
+        if k > 0:
+            last = _last_place(row_logits, largest, temperature, least, k, vocabulary, splits, True, BLOCK)
+            left = _sum_from(row_logits, largest, temperature, least, last, kept, vocabulary, splits, BLOCK)
+        if p < 1.0:
+            goal = p * left.to(tl.float64)
+            last = _last_place(
+                row_logits, largest, temperature, least, goal, vocabulary, splits, False, BLOCK
+            )
+            _sum_from(row_logits, largest, temperature, least, last, kept, vocabulary, splits, BLOCK)
+    else:
+        entry = tl.arange(0, LISTED)
+        places = tl.load(row_listed + entry, mask=entry < count, other=0)
+        places = tl.sort(places, descending=True)
+        there = entry < tl.where(k > 0, tl.minimum(k, count), count)
+        weights = tl.where(there, fixed_point_weights(logits_at(places), largest, temperature, least), 0)
+        left = tl.where(k > 0, tl.sum(weights, axis=0), total)
+        before = certain + tl.cumsum(weights, axis=0) - weights
+        there = there & (before.to(tl.float64) < tl.where(p < 1.0, p * left.to(tl.float64), float("inf")))
+        last = tl.min(tl.where(there, places, BEYOND_PLACES), axis=0)
+        tl.atomic_add(kept + ids_at(places) // BLOCK, weights, mask=there, sem="relaxed")
+    return last
 
 
 @triton.jit
 def draw_tokens(
-    logits, maxima, temperature, top_k, top_p, min_p, uniforms, sums, keys, ids, found, out,
-    vocabulary, stride, splits, BLOCK: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr,
+    logits, row_options, maxima, best, sums, base, found, listed, out, input_ids, table, hits, misses, mass,
+    vocabulary, stride, splits,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, FEEDS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Find the thresholds among the candidates and draw. Grid: (R,).
+    """Draw; under FEEDS also do what `step_runner.feed` does, and count tokens. Grid: (R,).
 
     Args:
         logits: float32 [R, stride].
-        maxima, sums, keys, ids, found: As above.
-        temperature, top_k, top_p, min_p, uniforms: [R].
-        out: int64 [R]; an arbitrary id for a row that cannot be sampled.
+        row_options: See `sampling_options`.
+        maxima, best, sums, base, found, listed: As the kernels before have left them; sums is changed.
+        out: int64 [R], an arbitrary id for a row that cannot be sampled; under FEEDS `StepOutputs.readback`.
+        input_ids: int32, see `StepRunner`.
+        table: int32 [max_sequences, vocabulary], see `TokenCounts`.
+        hits, misses: int64 [1].
+        mass: int64 [2], bits of float64.
     """
-    row = tl.program_id(0)
-    heat, k, least = tl.load(temperature + row), tl.load(top_k + row), tl.load(min_p + row)
-    p = tl.load(top_p + row).to(tl.float64)
+    launch_dependents(CHAINED)
+    wait_for_predecessors(CHAINED)
+    row, rows = tl.program_id(0), tl.num_programs(0)
+    each = tl.arange(0, SPLITS)
     row_logits = logits + row.to(tl.int64) * stride
     largest = row_max(maxima, row, splits, SPLITS)
-    each = tl.arange(0, SPLITS)
-    if heat == 0.0:
+    temperature = option(row_options, rows, row, TEMPERATURE).to(tl.float32)
+    if temperature == 0.0:
         own = tl.load(maxima + row * splits + each, mask=each < splits, other=float("-inf"))
-        first = tl.min(tl.where(own == largest, each, splits - 1), axis=0)
-        at = first * BLOCK + tl.arange(0, BLOCK)
-        values = tl.load(row_logits + at, mask=at < vocabulary, other=float("-inf"))
-        tl.store(out + row, tl.min(tl.where(values == largest, at, vocabulary - 1), axis=0).to(tl.int64))
-    elif (k == 0) & (p >= 1.0):
-        of_split = tl.load(sums + row * splits + each, mask=each < splits, other=0)
-        until = tl.cumsum(of_split, axis=0)
-        rest = (tl.load(uniforms + row) * tl.sum(of_split, axis=0).to(tl.float64)).to(tl.int64)
-        split = tl.sum(((until <= rest) & (each < splits)).to(tl.int32), axis=0)
-        split = tl.minimum(split, splits - 1)
-        rest -= tl.sum(tl.where(each < split, of_split, 0), axis=0)
-        places = split * BLOCK + tl.arange(0, BLOCK)
-        shown = tl.load(row_logits + places, mask=places < vocabulary, other=float("-inf"))
-        passed = tl.cumsum(fixed_point_weights(shown, largest, heat, least), axis=0) <= rest
-        drawn = split * BLOCK + tl.sum(passed.to(tl.int32), axis=0)
-        tl.store(out + row, tl.minimum(drawn, vocabulary - 1).to(tl.int64))
+        ids = tl.load(best + row * splits + each, mask=each < splits, other=vocabulary - 1)
+        token = tl.min(tl.where(own == largest, ids, vocabulary - 1), axis=0)
     else:
-        count = tl.load(found + row * splits + splits - 1)
-        own_keys = keys + row.to(tl.int64) * vocabulary
-        own_ids = ids + row.to(tl.int64) * vocabulary
-        most = float_key(largest)
-        low = tl.zeros([], tl.uint32) + 1
-        allowed = count + 0
-        if (k > 0) & (k < count):
-            low, allowed = kth_largest(own_keys, count, k, most, STEP)
-        # What top-k leaves: of equal logits at the limit so many as it allows.
-        above = _sum_from(own_keys, own_ids, row_logits, count, low + 1, largest, heat, least, STEP)
-        at_low = _sum_from(own_keys, own_ids, row_logits, count, low, largest, heat, least, STEP) - above
-        equals = count * 0
-        for begin in range(0, count, STEP):
-            entry = begin + tl.arange(0, STEP)
-            key = tl.load(own_keys + entry, mask=entry < count, other=0)
-            equals += tl.sum(((entry < count) & (key == low)).to(tl.int32), axis=0)
-        kept = tl.minimum(equals, allowed)
-        total = above + tl.where(equals > 0, at_low // tl.maximum(equals, 1) * kept, 0)
-        if k == 0:
-            # Those that are no candidates count too.
-            total = tl.sum(tl.load(sums + row * splits + each, mask=each < splits, other=0), axis=0)
-        goal = p * total.to(tl.float64)
-        # The greatest threshold whose tokens reach the goal of top-p: two bits at a time.
-        limit = tl.zeros([], tl.uint32)
-        if p < 1.0:
-            step = limit + (1 << 30)
-            while step > most:
-                step = step >> 2
-            while step > 0:
-                first_mass = tl.zeros([STEP], tl.int64)
-                second_mass = tl.zeros([STEP], tl.int64)
-                third_mass = tl.zeros([STEP], tl.int64)
-                for begin in range(0, count, STEP):
-                    entry = begin + tl.arange(0, STEP)
-                    key = tl.load(own_keys + entry, mask=entry < count, other=0)
-                    name = tl.load(own_ids + entry, mask=entry < count, other=0)
-                    there = (entry < count) & (key >= limit + step)
-                    values = tl.load(row_logits + name, mask=there, other=float("-inf"))
-                    weights = tl.where(there, fixed_point_weights(values, largest, heat, least), 0)
-                    first_mass += weights
-                    second_mass += tl.where(key >= limit + step + step, weights, 0)
-                    third_mass += tl.where(key >= limit + step + step + step, weights, 0)
-                mass = tl.where(limit + step <= low, total, tl.sum(first_mass, axis=0))
-                reached = (mass.to(tl.float64) >= goal).to(tl.uint32)
-                mass = tl.where(limit + step + step <= low, total, tl.sum(second_mass, axis=0))
-                reached += (mass.to(tl.float64) >= goal).to(tl.uint32)
-                mass = tl.where(limit + step + step + step <= low, total, tl.sum(third_mass, axis=0))
-                reached += (mass.to(tl.float64) >= goal).to(tl.uint32)
-                limit += reached * step
-                step = step >> 2
-        else:
-            goal = goal + float("inf")
-        limit = tl.maximum(limit, low)
-        most_equal = tl.where(limit > low, count, allowed)
-        ahead = _sum_from(own_keys, own_ids, row_logits, count, limit + 1, largest, heat, least, STEP)
-        # Draw among what is left, in the order of ids; first the sum, then the token.
-        last = count * 0
-        held = tl.zeros([], tl.int64)
-        aim = tl.zeros([], tl.int64)
-        token = last - 1
-        for turn in range(0, 2):
-            ties = count * 0
-            running = tl.zeros([], tl.int64)
-            for begin in range(0, count, STEP):
-                entry = begin + tl.arange(0, STEP)
-                key = tl.load(own_keys + entry, mask=entry < count, other=0)
-                name = tl.load(own_ids + entry, mask=entry < count, other=0)
-                there = (entry < count) & (key >= limit)
-                values = tl.load(row_logits + name, mask=there, other=float("-inf"))
-                weights = tl.where(there, fixed_point_weights(values, largest, heat, least), 0)
-                equal = there & (key == limit)
-                seen = ties + tl.cumsum(equal.to(tl.int32), axis=0)
-                early = ahead + (seen - 1).to(tl.int64) * weights
-                within = ((early.to(tl.float64) < goal) | (early == 0)) & (seen <= most_equal)
-                weights = tl.where(equal & (within == 0), 0, weights)
-                ties += tl.sum(equal.to(tl.int32), axis=0)
-                up_to = running + tl.cumsum(weights, axis=0)
-                hit = (turn == 1) & (token < 0) & (tl.sum((up_to > aim).to(tl.int32), axis=0) > 0)
-                first = tl.min(tl.where((up_to > aim) & (weights > 0), name, vocabulary - 1), axis=0)
-                token = tl.where(hit, first, token)
-                running += tl.sum(weights, axis=0)
-            held = running
-            aim = tl.where(turn == 0, (tl.load(uniforms + row) * held.to(tl.float64)).to(tl.int64), aim)
-        tl.store(out + row, tl.where(token < 0, vocabulary - 1, token).to(tl.int64))
+        least = option(row_options, rows, row, MIN_P).to(tl.float32)
+        k, p, filtered = filters(row_options, rows, row, vocabulary)
+        held = sums + row * splits
+        last = tl.zeros([], tl.int64)
+        if filtered:
+            total = tl.sum(tl.load(held + each, mask=each < splits, other=0), axis=0)
+            held += rows * splits
+            last = _filtered(
+                row_logits, largest, temperature, least, k, p, total, tl.load(base + row), tl.load(found + row),
+                listed + row.to(tl.int64) * LISTED, held, vocabulary, splits, BLOCK, LISTED,
+            )  # fmt: skip
+            tl.debug_barrier()
+        # What this program has added is in the L2 cache.
+        of_split = tl.load(held + each, mask=each < splits, other=0, cache_modifier=".cg")
+        until = tl.cumsum(of_split, axis=0)
+        aim = (option(row_options, rows, row, UNIFORM) * tl.sum(of_split, axis=0).to(tl.float64)).to(tl.int64)
+        split = tl.minimum(tl.sum(((until <= aim) & (each < splits)).to(tl.int32), axis=0), splits - 1)
+        aim -= tl.sum(tl.where(each < split, of_split, 0), axis=0)
+        at, values = load_split(row_logits, split, vocabulary, BLOCK)
+        weights = fixed_point_weights(values, largest, temperature, least)
+        weights = tl.where(places_of(values, at) >= last, weights, 0)
+        # The first that passes the aim; should a rounded exp have misplaced one, then the last that is kept.
+        passing = tl.min(tl.where(tl.cumsum(weights, axis=0) > aim, at, vocabulary), axis=0)
+        token = tl.minimum(passing, tl.max(tl.where(weights > 0, at, 0), axis=0))
+    if FEEDS:
+        tl.store(out + _COUNTERS + row, tl.where(largest - largest == 0.0, token, -1).to(tl.int64))
+        fed = option(row_options, rows, row, FED).to(tl.int64)
+        if fed >= 0:
+            tl.store(input_ids + fed, token)
+        counted = option(row_options, rows, row, COUNTED).to(tl.int64)
+        if counted >= 0:
+            entry = table + counted * vocabulary + token
+            tl.store(entry, tl.load(entry) + 1)
+        if row == 0:
+            tl.store(out, tl.load(hits))
+            tl.store(out + 1, tl.load(misses))
+            tl.store(out + 2, tl.load(mass))
+            tl.store(out + 3, tl.load(mass + 1))
+    else:
+        tl.store(out + row, token.to(tl.int64))

@@ -8,6 +8,7 @@ wait awake, so what is kept awake are the cores.
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from hiscore.launcher import spin
@@ -39,3 +40,7 @@ class Spinner:
         """End them."""
         os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
+        # As the first process of a container we inherit the others and have to reap them.
+        with suppress(ChildProcessError):
+            while True:
+                os.waitpid(-self._popen.pid, 0)

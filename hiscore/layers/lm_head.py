@@ -4,7 +4,7 @@ Scoring multiplies only by the labels' rows of the head. A label's probability o
 logits, which are computed for a slice of rows at a time: the logits of all rows never exist at once.
 
 What a batch asks of the head is known before its hidden states are. So each method takes the request, adds its
-indices to the batch's uploads, and returns what computes the result.
+indices to the head's uploads, unless the device keeps them, and returns what computes the result.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hiscore.arrays import Int32, Int64
-from hiscore.device import OnDevice, Uploads
+from hiscore.device import Kept, OnDevice, Uploads
 from hiscore.layers.pair_products import multiply_pairs
 from hiscore.layers.products import linear
 from hiscore.numerics import soft_cap
@@ -65,6 +65,7 @@ class LMHead:
         self._first = self._group.shard.span(self._vocabulary).start
         self._soft_cap = logit_soft_cap
         self._label_rows: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._kept = Kept()
 
     def label_logits(self, labels: Int32 | None, uploads: Uploads) -> Callable[[Tensor], Tensor]:
         """Logits of some labels.
@@ -149,7 +150,7 @@ class LMHead:
         Returns:
             Of hidden, [R, hidden]: float32 [n].
         """
-        row, (label, held) = uploads.add(rows), self._place(labels, uploads)
+        row, (label, held) = self._kept.add(rows, uploads), self._place(labels, uploads)
 
         def compute(hidden: Tensor) -> Tensor:
             logits = multiply_pairs(hidden, self._weight, row(), label())
@@ -171,7 +172,7 @@ class LMHead:
         last = int(rows[-1]) + 1 if len(rows) else 0
         edges = np.searchsorted(rows, np.arange(0, max(last, 1) + ROW_SLICE, ROW_SLICE))
         places = [
-            (uploads.add(rows[first:end] % ROW_SLICE), self._place(labels[first:end], uploads))
+            (self._kept.add(rows[first:end] % ROW_SLICE, uploads), self._place(labels[first:end], uploads))
             for first, end in pairwise(edges)
         ]
 
@@ -234,10 +235,11 @@ class LMHead:
         """Where the rows of labels are: int32 [labels]."""
         places = labels.astype(np.int64)
         if self._group.shard.ranks == 1:
-            return uploads.add(places), None
+            return self._kept.add(places, uploads), None
         places -= self._first
         held = (places >= 0) & (places < len(self._weight))
-        return uploads.add(np.where(held, places, 0)), uploads.add(held.astype(np.int32))
+        own = self._kept.add(np.where(held, places, 0), uploads)
+        return own, self._kept.add(held.astype(np.int32), uploads)
 
     def _capped(self, logits: Tensor) -> Tensor:
         return soft_cap(logits, self._soft_cap)

@@ -1,5 +1,6 @@
 """`Ops` by Triton kernels."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeGuard
 
@@ -7,14 +8,14 @@ import torch
 import triton
 from torch import Tensor
 
-from hiscore.kernels import elementwise, gated_mlp, gemv
+from hiscore.kernels import elementwise, gated_mlp, gemv, row_products
 from hiscore.kernels import rope as rope_kernels
 from hiscore.kernels.eight_bits import NO_FORMAT
 from hiscore.layers import moe_triton
 from hiscore.layers.eight_bits import EightBits, Quantised
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import Experts, LayerWeights, Linear, Projection
+from hiscore.layers.weights import Experts, LayerWeights, Linear, Mlp, Projection
 from hiscore.numerics import at_least_float32
 
 GELU = {"gelu_pytorch_tanh": 1, "gelu": 2}
@@ -22,8 +23,8 @@ GELU = {"gelu_pytorch_tanh": 1, "gelu": 2}
 PDL_MIN_ROWS = 1024
 """Between cuBLAS products, dependent launches were faster from here on, and slower below."""
 
-FEW_ROWS, BLOCK_HEADS = 128, 8
-"""Of a step with up to so many rows one program rotates so many heads of a row, and more rows' all heads."""
+BLOCK_HEADS, BLOCK_HEADS_MAX_ROWS = 8, 128
+"""Heads of a row that one program rotates, in a step of up to so many rows; of more rows it rotates all heads."""
 
 
 @cache
@@ -42,9 +43,17 @@ def hopper_sm_count() -> int:
     return _of_device(torch.cuda.current_device())[1] if torch.cuda.is_available() else 0
 
 
-def uses_pdl(rows: int) -> bool:
-    """Whether the kernels of a decode step of `rows` rows are launched dependently."""
-    return supports_pdl() and rows <= gemv.GEMV_MAX_ROWS
+def chained_rows(layers: Sequence[LayerWeights]) -> int:
+    """Rows of a step up to which kernels around its attention are launched dependently: all products are ours."""
+    return row_products.MAX_ROWS if all(map(_has_row_products, layers)) else gemv.GEMV_MAX_ROWS
+
+
+def _has_row_products(layer: LayerWeights) -> bool:
+    mlp = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, Mlp) else (None,)
+    return all(
+        isinstance(each, Linear) and row_products.fits(each.weight)
+        for each in (layer.qkv, layer.output, *mlp)
+    )
 
 
 class TritonOps(Ops):
@@ -63,12 +72,13 @@ class TritonOps(Ops):
         activation: str,
         centred: bool = False,
         for_steps: bool = False,
+        chained: int = gemv.GEMV_MAX_ROWS,
     ) -> None:
-        """centred: See `TorchOps`."""
+        """Keep sizes; for `centred` see `TorchOps`, for `chained` `chained_rows`."""
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps, self._centred = eps, centred
         self._gelu = GELU.get(activation, 0)
-        self._for_steps = for_steps
+        self._for_steps, self._chained = for_steps, chained
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
@@ -101,7 +111,7 @@ class TritonOps(Ops):
         wide = q_norm is not None and not by_head and len(q_norm) > self._head_dim
         heads = self._heads + self._kv_heads
         block = triton.next_power_of_2(heads)
-        if self._for_steps and len(qkv) <= FEW_ROWS and not wide:
+        if self._for_steps and len(qkv) <= BLOCK_HEADS_MAX_ROWS and not wide:
             block = min(block, BLOCK_HEADS)
         rope_kernels.rope_and_cache[(len(qkv), triton.cdiv(heads, block))](
             qkv, positions, rope.cos if rope else qkv, rope.sin if rope else qkv,
@@ -136,6 +146,8 @@ class TritonOps(Ops):
     def project(self, projection: Projection, h: Any) -> Tensor:
         if self._fits_gemv(projection, h):
             return gemv.multiply(h, projection.weight, projection.bias, chained=supports_pdl())
+        if self._takes_rows(h):
+            return row_products.multiply(h, projection.weight, projection.bias, chained=supports_pdl())
         return super().project(projection, h)
 
     def project_add_norm(
@@ -159,6 +171,8 @@ class TritonOps(Ops):
             return super().gate(projection, h, into)
         if self._fits_gemv(projection, h) and projection.bias is None:
             return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=supports_pdl())
+        if self._takes_rows(h) and projection.bias is None:
+            return row_products.multiply(h, projection.weight, gelu=self._gelu, chained=supports_pdl())
         sms = hopper_sm_count()
         if sms and isinstance(projection, Linear) and projection.bias is None and h.element_size() == 2:
             tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, sms)
@@ -169,10 +183,14 @@ class TritonOps(Ops):
     def _fits_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
         return self._for_steps and isinstance(projection, Linear) and gemv.fits(*h.shape)
 
+    def _takes_rows(self, h: Any) -> bool:
+        """Whether products of h are `row_products`: then all of this step are."""
+        return self._for_steps and gemv.GEMV_MAX_ROWS < h.shape[0] <= self._chained
+
     def _launch_kwargs(self, rows: int) -> dict[str, bool]:
         """Launch arguments of an operation on `rows` rows."""
-        chained = (self._for_steps and uses_pdl(rows)) or (supports_pdl() and rows >= PDL_MIN_ROWS)
-        return gemv.pdl_launch_kwargs(chained)
+        chained = (self._for_steps and rows <= self._chained) or rows >= PDL_MIN_ROWS
+        return gemv.pdl_launch_kwargs(chained and supports_pdl())
 
     def experts(self, experts: Experts, h: Tensor) -> Tensor:
         return moe_triton.moe(experts, h, step=self._for_steps)

@@ -141,24 +141,38 @@ class Decoder:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def body(
-        self, inputs: ModelInputs, ops: Ops, attention: Attention, pool: Tensor | Sequence[Tensor]
+        self,
+        inputs: ModelInputs,
+        ops: Ops,
+        attention: Attention,
+        pool: Tensor | Sequence[Tensor],
+        span: range | None = None,
+        x: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute all layers up to and including the last one's attention.
+        """Compute all layers up to and including the last one's attention, or some of them with the same bits.
 
         Args:
             inputs: T rows.
             ops: Operations around attention.
             attention: Prepared for these rows.
             pool: For each layer [slots, 2, kv_heads, head_dim]; layers may have different numbers of slots.
+            span: These consecutive layers; None: all.
+            x: The residual stream behind the layer before them, updated in place; None: they begin with the first.
 
         Returns:
             The residual stream, [T, hidden], and the output of the last attention, [T, heads head_dim].
         """
         a, layers = self.architecture, self.weights.layers
-        table, norm = self.weights.embedding, layers[0].input_norm
+        span = range(a.layers) if span is None else span
         angles = inputs.positions if inputs.angles is None else inputs.angles
-        x, h = ops.embed(inputs.input_ids, table, self._embedding_scale, norm, layers[0].qkv.reads)
-        for index, layer in enumerate(layers):
+        norm, into = layers[span.start].input_norm, layers[span.start].qkv.reads
+        if x is None:
+            x, h = ops.embed(inputs.input_ids, self.weights.embedding, self._embedding_scale, norm, into)
+        else:
+            nothing = torch.zeros_like(x, dtype=self.dtype)
+            h = ops.add_norm(x, nothing, layers[span.start - 1].post_mlp_norm, norm, into)
+        for index in span:
+            layer = layers[index]
             qkv = ops.project(layer.qkv, h)
             ops.rope_and_cache(
                 layer, self._ropes[index], qkv, angles, pool[index], inputs.slot_mapping[index]
@@ -232,6 +246,5 @@ def weights_key(
 ) -> str:
     """What tells a checkpoint's weights in memory apart: two decoders with the same key could share them."""
     of_rank = f"-{shard.rank}of{shard.ranks}" if shard.ranks > 1 else ""
-    return f"{device}-{dtype}{f'-{into.value}' if into else ''}{of_rank}".replace(":", "").replace(
-        "torch.", ""
-    )
+    key = f"{device}-{dtype}{f'-{into.value}' if into else ''}{of_rank}"
+    return key.replace(":", "").replace("torch.", "")

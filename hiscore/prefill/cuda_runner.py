@@ -1,108 +1,48 @@
-"""`Runner` on CUDA: Triton kernels between the matrix products, and one CUDA graph for each number of rows.
+"""`Runner` on CUDA: Triton kernels between the matrix products, and CUDA graphs for each number of rows.
 
-The host launches forwards without waiting for them: the inputs of a whole batch travel in one pinned copy, a
-captured graph replays all layers, and another one the tail of the rows that are read, if they are not too many.
+The host launches forwards without waiting for them: the inputs of a whole batch travel in one pinned copy,
+captured graphs replay all layers, and another one the tail of the rows that are read, if they are not too many.
 Rows are padded to the next captured number. Padding belongs to no segment and no tile, so no real row reads it.
+
+Many rows have a graph for each slice of the layers. Between two of them a forward of few rows may be launched: it
+has inputs and outputs of its own, and of a slice nothing is needed but the residual stream, in the outputs.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.arrays import Int32, Int64
-from hiscore.attention import own_keys
+from hiscore.arrays import Int32
 from hiscore.attention.flashinfer_prefill import FlashInferAttention
-from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT, NO_SLOTS, Forward
-from hiscore.attention.packed_triton import TileInputs, TritonAttention
-from hiscore.attention.tiles import cut_into_tiles, max_tiles, window_slots
+from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOTS, Forward
+from hiscore.attention.packed_triton import TritonAttention
+from hiscore.attention.tiles import max_tiles, window_slots
 from hiscore.device import OnDevice, Uploads
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
+from hiscore.prefill.input_layout import SCORED_STEP, InputLayout, pad_scored
+from hiscore.prefill.interface import Runner, launch_all
 from hiscore.prefill.pools import Pools
-from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
+from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes, rows_between, slices_of
+from hiscore.prefill.static_inputs import StaticInputs
 
 log = logging.getLogger(__name__)
 
-ROW_FIELDS = 5
-"""Token id, position, place in the rotary tables, begin of its segment, KV slot."""
-SCORED_STEP = 64
-"""The rows that are read are padded to a multiple of this."""
 MAX_TAIL_ROWS = 512
 """Rows whose tail has a graph. With more, the device computes longer than the host launches."""
-ALIGN = 4
-"""In int32: every array of a layout starts at a multiple of 16 bytes, so that kernels compile only once."""
+
+Graph = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]
+"""And what it leaves."""
 
 
-def pad_scored(rows: Int64) -> Int32:
-    """The rows to read, padded with row 0 to at least `MIN_ROWS`, unless there are none."""
-    padded = np.zeros(max(-(-len(rows) // SCORED_STEP) * SCORED_STEP, MIN_ROWS) if len(rows) else 0, np.int32)
-    padded[: len(rows)] = rows
-    return padded
-
-
-@dataclass(frozen=True)
-class InputLayout:
-    """Layout of a forward's inputs in one int32 buffer, for a number of rows with padding."""
-
-    rows: int
-    tiles: int
-
-    def pack(self, forward: Forward, rows_per_tile: int) -> tuple[Int32, Int32]:
-        """Lay out a forward.
-
-        Returns:
-            int32 [used]: the buffer up to the last column of its tiles.
-            int32 [N]: the slots of all contexts.
-        """
-        cut = cut_into_tiles(forward, rows_per_tile)
-        row_values = ROW_FIELDS * self.rows
-        table = own_keys.with_own_keys(cut, rows_per_tile)
-        buffer = np.zeros(row_values + ALIGN + len(table), np.int32)
-        self._fill(buffer[:row_values], forward)[3, : len(forward.input_ids)] = cut.segment_starts
-        buffer[row_values : row_values + 2] = len(cut.tiles), cut.scored
-        buffer[row_values + ALIGN :] = table
-        return buffer, cut.context_slots
-
-    def pack_rows(self, forward: Forward) -> Int32:
-        """What `pack` lays out of a forward's rows, without what is for our own attention."""
-        buffer = np.zeros(ROW_FIELDS * self.rows, np.int32)
-        self._fill(buffer, forward)
-        return buffer
-
-    def _fill(self, buffer: Int32, forward: Forward) -> Int32:
-        rows = buffer.reshape(ROW_FIELDS, self.rows)
-        count = len(forward.input_ids)
-        rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
-        rows[2, :count] = forward.positions if forward.angles is None else forward.angles
-        rows[4, :count], rows[4, count:] = forward.slot_mapping, NO_SLOT
-        return rows
-
-    @property
-    def size(self) -> int:
-        """Of the whole buffer."""
-        tiles = self.tiles * own_keys.FIELDS + own_keys.most_columns(self.rows)
-        return ROW_FIELDS * self.rows + ALIGN + tiles
-
-    def views(
-        self, buffer: Tensor, context_slots: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, TileInputs]:
-        """As views of `buffer`: what rows of `ModelInputs` are, int32 [rows] each, and attention's inputs.
-
-        Returns:
-            Token ids, positions, angles, slot mapping, inputs of attention.
-        """
-        rows, rest = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
-        ids, positions, angles, starts, slot_mapping = rows.view(ROW_FIELDS, self.rows)
-        inputs = TileInputs(positions, starts, rest[ALIGN:], rest[:2], context_slots)
-        return ids, positions, angles, slot_mapping, inputs
-
-
-class CudaRunner:
+class CudaRunner(Runner):
     """Launches forwards on the current CUDA stream."""
 
     def __init__(
@@ -112,6 +52,7 @@ class CudaRunner:
         max_rows: int,
         pools: Pools | None = None,
         paged_attention: FlashInferAttention | None = None,
+        in_slices: bool = False,
     ) -> None:
         """Allocate a KV pool, if there is none, and capture graphs. For the arguments see `make_runner`."""
         a = decoder.architecture
@@ -129,82 +70,103 @@ class CudaRunner:
         self._paged_attention = paged_attention
         per_tile = self._attention.rows_per_tile
         # Every group has at least one row, so there are at most as many groups as rows.
-        self._layouts = [
-            InputLayout(rows, max_tiles(rows, rows, per_tile)) for rows in capture_sizes(max_rows)
-        ]
-        self._static = torch.zeros(self._layouts[-1].size, dtype=torch.int32, device=self._device)
-        self._slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=self._device)
-        self._window_slots = torch.zeros_like(self._slots) if self._pools.windows else None
+        self._row_counts = capture_sizes(max_rows)
+        self._layouts = [InputLayout(rows, max_tiles(rows, rows, per_tile)) for rows in self._row_counts]
+        largest = self._layouts[-1]
+        self.between = rows_between(max_rows, in_slices)
+        make = partial(StaticInputs, windowed=bool(self._pools.windows), device=self._device)
+        self._many_rows = make(largest.size, self.between)
+        self._few_rows = make(self._layout_of(self.between).size, 0) if self.between else self._many_rows
         self._row_slots = self._pools.first_row + torch.arange(
-            self._layouts[-1].rows, dtype=torch.int32, device=self._device
+            largest.rows, dtype=torch.int32, device=self._device
         )
         self._outputs = StaticOutputs()
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        self._graphs: dict[int, list[Graph]] = {}
         self._scored = torch.zeros(MAX_TAIL_ROWS, dtype=torch.int32, device=self._device)
         self._final = StaticOutputs()
-        self._tails: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        self._tails: dict[int, Graph] = {}
         self._capture()
 
     @torch.inference_mode()
-    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
         if not forwards:
             width = self._decoder.architecture.hidden_size
             return torch.empty((0, width), dtype=self._decoder.dtype, device=self._device)
-        layouts = [next(x for x in self._layouts if x.rows >= len(f.input_ids)) for f in forwards]
-        uploads = uploads or Uploads(self._device)
-        inputs: list[list[OnDevice]] = []
-        for forward, layout in zip(forwards, layouts, strict=True):
-            buffer, slots = self._pack(layout, forward)
-            if len(slots) > MAX_CONTEXT_SLOTS:
-                raise ValueError(
-                    f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit"
-                )
-            windows = NO_SLOTS if self._window_slots is None else window_slots(forward)
-            scored = pad_scored(forward.scored_rows)
-            inputs.append([uploads.add(each) for each in (buffer, slots, windows, scored)])
-        hidden = []
-        for forward, layout, parts in zip(forwards, layouts, inputs, strict=True):
-            if self._paged_attention:
-                self._paged_attention.plan(forward)
-            final = self._forward(layout, *(each() for each in parts))
-            hidden.append(final[: len(forward.scored_rows)].clone())
+        uploads = Uploads(self._device)
+        launches = [self.in_slices(forward, uploads) for forward in forwards]
+        hidden = [launch_all(slices) for slices in launches]
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+
+    def slices(self, forward: Forward) -> int:
+        return len(self._graphs.get(self._layout_of(len(forward.input_ids)).rows, [None]))
+
+    def in_slices(self, forward: Forward, uploads: Uploads) -> Generator[None, None, Tensor]:
+        layout = self._layout_of(len(forward.input_ids))
+        buffer, slots = self._pack(layout, forward)
+        if len(slots) > MAX_CONTEXT_SLOTS:
+            raise ValueError(f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit")
+        windows = window_slots(forward) if self._pools.windows else NO_SLOTS
+        scored = pad_scored(forward.scored_rows)
+        return self._launch(layout, forward, [uploads.add(each) for each in (buffer, slots, windows, scored)])
+
+    def _layout_of(self, rows: int) -> InputLayout:
+        return self._layouts[bisect_left(self._row_counts, rows)]
+
+    def _inputs_of(self, layout: InputLayout) -> StaticInputs:
+        return self._few_rows if layout.rows <= self.between else self._many_rows
 
     def _pack(self, layout: InputLayout, forward: Forward) -> tuple[Int32, Int32]:
         if self._paged_attention:
             return layout.pack_rows(forward), np.empty(0, np.int32)
         return layout.pack(forward, self._attention.rows_per_tile)
 
-    def _forward(
-        self, layout: InputLayout, buffer: Tensor, slots: Tensor, windows: Tensor, scored: Tensor
-    ) -> Tensor:
-        """The final states of the rows read, with padding: overwritten by the next forward."""
-        self._static[: len(buffer)].copy_(buffer)
-        if len(slots):
-            self._slots[: len(slots)].copy_(slots)
-        if self._window_slots is not None and len(windows):
-            self._window_slots[: len(windows)].copy_(windows)
-        if layout.rows not in self._graphs:
-            return self._tail(*self._body(layout), scored)
-        graph, (x, attended) = self._graphs[layout.rows]
-        graph.replay()
+    def _launch(
+        self, layout: InputLayout, forward: Forward, parts: Sequence[OnDevice]
+    ) -> Generator[None, None, Tensor]:
+        """Launch a forward, a slice at each step; returns the final states of the rows that are read."""
+        buffer, slots, windows, scored = (each() for each in parts)
+        inputs = self._inputs_of(layout)
+        with inputs.held():
+            if self._paged_attention:
+                self._paged_attention.plan(forward)
+            inputs.fill(buffer, slots, windows)
+            if layout.rows not in self._graphs:
+                final = self._tail(*self._body(layout), scored)
+            else:
+                graphs = self._graphs[layout.rows]
+                for graph, _ in graphs[:-1]:
+                    graph.replay()
+                    yield
+                graph, outputs = graphs[-1]
+                graph.replay()
+                final = self._replay_tail(inputs.first_row, outputs, scored)
+            # The next forward overwrites them.
+            return final[: len(forward.scored_rows)].clone()
+
+    def _replay_tail(self, first_row: int, outputs: tuple[Tensor, ...], scored: Tensor) -> Tensor:
+        """The tail of some rows of a graph's outputs, which begin at a row of the static ones."""
         if len(scored) not in self._tails:
+            x, attended = outputs
             return self._tail(x, attended, scored)
-        self._scored[: len(scored)].copy_(scored)
+        torch.add(scored, first_row, out=self._scored[: len(scored)])
         graph, (final,) = self._tails[len(scored)]
         graph.replay()
         return final
 
-    def _body(self, layout: InputLayout) -> tuple[Tensor, Tensor]:
-        ids, positions, angles, slot_mapping, tiles = layout.views(self._static, self._slots)
-        self._attention.inputs = replace(tiles, window_slots=self._window_slots)
+    def _body(
+        self, layout: InputLayout, span: range | None = None, x: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        inputs = self._inputs_of(layout)
+        ids, positions, angles, slot_mapping, tiles = layout.views(inputs.buffer, inputs.context_slots)
+        self._attention.inputs = replace(tiles, window_slots=inputs.window_slots)
         windows = self._pools.windows
         slot_mappings = [
             self._row_slots[: layout.rows] if layer in windows else slot_mapping
             for layer in range(self._decoder.architecture.layers)
         ]
-        inputs = ModelInputs(ids, positions, slot_mappings, angles)
-        return self._decoder.body(inputs, self._ops, self._paged_attention or self._attention, self._by_layer)
+        rows = ModelInputs(ids, positions, slot_mappings, angles)
+        attention = self._paged_attention or self._attention
+        return self._decoder.body(rows, self._ops, attention, self._by_layer, span, x)
 
     def _tail(self, x: Tensor, attended: Tensor, scored: Tensor) -> Tensor:
         return self._decoder.tail(x.index_select(0, scored), attended.index_select(0, scored), self._ops)
@@ -216,25 +178,37 @@ class CudaRunner:
             for done, layout in enumerate(reversed(self._layouts), start=1):
                 self._capture_one(layout, capture)
                 if done % 8 == 0 or done == len(self._layouts):
-                    log.info("captured %d of %d CUDA graphs", done, len(self._layouts))
+                    log.info("captured CUDA graphs for %d of %d numbers of rows", done, len(self._layouts))
             for rows in range(MAX_TAIL_ROWS, MIN_ROWS - 1, -SCORED_STEP):
                 self._capture_tail(rows, capture)
         rows, used = self._layouts[-1].rows, capture.bytes
         log.info("CUDA graphs for up to %d rows hold %d MiB", rows, used >> 20)
 
     def _capture_one(self, layout: InputLayout, capture: GraphCapture) -> None:
-        # No tiles and no slots: what is compiled and warmed up here reads and writes no real data.
-        self._static.zero_()
-        self._static[(ROW_FIELDS - 1) * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
+        inputs, layers = self._inputs_of(layout), self._decoder.architecture.layers
+        inputs.clear(layout)
         if self._paged_attention:
             self._paged_attention.plan_rows(layout.rows)
-        self._outputs.allocate(*self._body(layout))
+        if layout == self._layouts[-1]:
+            self._outputs.allocate(*self._body(layout), rows=inputs.first_row + layout.rows)
+        spans = slices_of(layout.rows, layers) if self.between else [range(layers)]
+        launches = [partial(self._slice, layout, span) for span in spans]
+        for launch in launches:
+            launch()
         torch.cuda.synchronize(self._device)
-        self._graphs[layout.rows] = self._captured(capture, lambda: self._outputs.keep(*self._body(layout)))
+        self._graphs[layout.rows] = [self._captured(capture, launch) for launch in launches]
+
+    def _slice(self, layout: InputLayout, span: range) -> tuple[Tensor, ...]:
+        """Compute some layers, and leave the residual stream; behind the last one attention's output, too."""
+        first = self._inputs_of(layout).first_row
+        before = self._outputs.rows(first, layout.rows)[0] if span.start else None
+        x, attended = self._body(layout, span, before)
+        left = (x, attended) if span.stop == self._decoder.architecture.layers else (x,)
+        return self._outputs.keep(*left, first=first)
 
     def _capture_tail(self, rows: int, capture: GraphCapture) -> None:
-        """Capture the tail of rows anywhere in the outputs of the layers' graphs, which all begin alike."""
-        _, (x, attended) = self._graphs[self._layouts[-1].rows]
+        """Capture the tail of rows anywhere in the outputs of all graphs."""
+        x, attended = self._outputs.rows(0, self._many_rows.first_row + self._layouts[-1].rows)
         x.zero_()
         attended.zero_()
         scored = self._scored[:rows]
@@ -242,8 +216,6 @@ class CudaRunner:
         torch.cuda.synchronize(self._device)
         self._tails[rows] = self._captured(capture, lambda: self._final.keep(self._tail(x, attended, scored)))
 
-    def _captured(
-        self, capture: GraphCapture, launch: Callable[[], tuple[Tensor, ...]]
-    ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+    def _captured(self, capture: GraphCapture, launch: Callable[[], tuple[Tensor, ...]]) -> Graph:
         # NCCL's own thread asks for its events meanwhile.
         return capture.capture(launch, error_mode="thread_local" if self._decoder.ranks > 1 else "global")

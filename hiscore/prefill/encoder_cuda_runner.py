@@ -21,7 +21,8 @@ from hiscore.device import OnDevice, Uploads
 from hiscore.graph_capture import GraphCapture
 from hiscore.models.encoders.encoder import Encoder, EncoderInputs
 from hiscore.numerics import at_least_float32
-from hiscore.prefill.cuda_runner import ALIGN, pad_scored
+from hiscore.prefill.input_layout import ALIGN, pad_scored
+from hiscore.prefill.interface import ForwardRunner
 from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def pad_pairs(forward: Forward) -> tuple[Int32, Int32]:
     return scored, lengths
 
 
-class CudaEncoderRunner:
+class CudaEncoderRunner(ForwardRunner):
     """Launches forwards on the current CUDA stream."""
 
     def __init__(self, encoder: Encoder, max_rows: int) -> None:
@@ -99,10 +100,10 @@ class CudaEncoderRunner:
         self._capture()
 
     @torch.inference_mode()
-    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
         nothing = self._x[:0]
         layouts = [next(x for x in self._layouts if x.rows >= len(f.input_ids)) for f in forwards]
-        uploads = uploads or Uploads(self._device)
+        uploads = Uploads(self._device)
         inputs: list[list[OnDevice]] = []
         for forward, layout in zip(forwards, layouts, strict=True):
             buffer = layout.pack(forward, self._attention.rows_per_tile)

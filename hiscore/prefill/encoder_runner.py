@@ -8,12 +8,11 @@ from torch import Tensor
 
 from hiscore.attention.bidirectional_torch import TorchBidirectionalAttention
 from hiscore.attention.metadata import Forward
-from hiscore.device import Uploads
 from hiscore.models.encoders.encoder import Encoder, EncoderInputs
-from hiscore.prefill.runner import ForwardRunner
+from hiscore.prefill.interface import ForwardRunner
 
 
-class TorchEncoderRunner:
+class TorchEncoderRunner(ForwardRunner):
     """`ForwardRunner` on the CPU, at once."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -21,7 +20,7 @@ class TorchEncoderRunner:
         self._attention = TorchBidirectionalAttention(encoder.attention_shape)
 
     @torch.inference_mode()
-    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
         nothing = torch.empty((0, self._encoder.architecture.hidden_size))
         return torch.cat([nothing, *(self._forward(forward) for forward in forwards)])
 

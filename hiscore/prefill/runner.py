@@ -1,7 +1,7 @@
-"""Runs packed prefills: the interface, and its implementation in PyTorch."""
+"""`Runner` in PyTorch, and the choice of one."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,37 +12,18 @@ from hiscore.attention.packed_torch import TorchAttention
 from hiscore.device import Uploads
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
+from hiscore.prefill.interface import Runner, launch_all
 from hiscore.prefill.pools import Pools
 
 if TYPE_CHECKING:
     from hiscore.attention.flashinfer_prefill import FlashInferAttention
 
 
-class ForwardRunner(Protocol):
-    """Computes packed forwards on one device."""
-
-    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
-        """Compute the forwards of a batch, in order. On CUDA this only launches the work.
-
-        Args:
-            forwards: The batch.
-            uploads: What else it needs on the device, which goes there along with the forwards' inputs.
-
-        Returns:
-            [R, hidden]: final hidden states of all scored rows, forward after forward.
-        """
-        ...
+CPU = torch.device("cpu")
 
 
-class Runner(ForwardRunner, Protocol):
-    """A `ForwardRunner` of a decoder, with its own KV pool."""
-
-    pool: Tensor
-    """[layers, slots, 2, kv_heads, head_dim]"""
-
-
-class TorchRunner:
-    """`Runner` on the CPU, at once."""
+class TorchRunner(Runner):
+    """On the CPU, at once."""
 
     def __init__(self, decoder: Decoder, slots: int, pools: Pools | None = None) -> None:
         """Allocate a KV pool of `slots` tokens, or use these pools."""
@@ -56,13 +37,16 @@ class TorchRunner:
         self._attention = TorchAttention(decoder.attention_shape, self._pools.windows)
 
     @torch.inference_mode()
-    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
         width = self._decoder.architecture.hidden_size
         nothing = torch.empty((0, width), dtype=self._decoder.dtype)
-        return torch.cat([nothing, *(self._forward(forward) for forward in forwards)])
+        launches = [self.in_slices(forward, Uploads(CPU)) for forward in forwards]
+        return torch.cat([nothing, *(launch_all(slices) for slices in launches)])
 
-    def _forward(self, forward: Forward) -> Tensor:
-        self._attention.plan(forward)
+    def slices(self, forward: Forward) -> int:
+        return len(self._spans(forward))
+
+    def in_slices(self, forward: Forward, uploads: Uploads) -> Generator[None, None, Tensor]:
         layers, windows = self._decoder.architecture.layers, self._pools.windows
         slots = torch.from_numpy(forward.slot_mapping.astype(np.int32))
         rows = self._pools.first_row + torch.arange(len(slots), dtype=torch.int32)
@@ -72,9 +56,19 @@ class TorchRunner:
             [rows if layer in windows else slots for layer in range(layers)],
             None if forward.angles is None else torch.from_numpy(forward.angles),
         )
-        x, attended = self._decoder.body(inputs, self._ops, self._attention, self._pools.by_layer(layers))
+        pool, x = self._pools.by_layer(layers), None
+        for span in self._spans(forward):
+            if x is not None:
+                yield
+            self._attention.plan(forward)
+            x, attended = self._decoder.body(inputs, self._ops, self._attention, pool, span, x)
+        assert x is not None
         scored = torch.from_numpy(forward.scored_rows)
         return self._decoder.tail(x[scored], attended[scored], self._ops)
+
+    def _spans(self, forward: Forward) -> Sequence[range]:
+        """The layers of each slice: on a CPU nothing is launched ahead."""
+        return [range(self._decoder.architecture.layers)]
 
 
 def make_runner(
@@ -83,6 +77,7 @@ def make_runner(
     max_rows: int,
     pools: Pools | None = None,
     paged_attention: "FlashInferAttention | None" = None,
+    in_slices: bool = False,
 ) -> Runner:
     """The runner for a decoder's device.
 
@@ -92,9 +87,10 @@ def make_runner(
         max_rows: Tokens of one forward at most.
         pools: Memory to use instead.
         paged_attention: Attention to use instead, on a GPU, if all keys and values are in pages of that pool.
+        in_slices: Launch forwards of many rows in slices, on a GPU that has the whole decoder.
     """
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner
 
-        return CudaRunner(decoder, slots, max_rows, pools, paged_attention)
+        return CudaRunner(decoder, slots, max_rows, pools, paged_attention, in_slices)
     return TorchRunner(decoder, slots, pools)

@@ -69,7 +69,7 @@ class Conversations:
 
         Raises:
             PromptError: The template refuses the messages.
-            ForbiddenToken: A text would become a special token.
+            CannotEncode: A text would become a special token, or the library gives up on one.
             TooMuchText: It is more than can fit the context.
         """
         escape = self.tokenizer.escapes.escape_all

@@ -104,7 +104,7 @@ class DecisionPrompter:
 
         Raises:
             PromptError: The chat template refuses the state, or there are not enough labels.
-            ForbiddenToken: A text would become a special token.
+            CannotEncode: A text would become a special token, or the library gives up on one.
             TooMuchText: It is too much to encode, or over the limits.
         """
         before, after = self._frame(state)

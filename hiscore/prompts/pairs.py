@@ -37,7 +37,7 @@ class PairPrompts:
 
         Raises:
             PromptError: There is an instruction, which an encoder has no place for.
-            ForbiddenToken: A text would become a special token.
+            CannotEncode: A text would become a special token, or the library gives up on one.
         """
         if instruction is not None:
             raise PromptError("'instruction' must not be given: this model reads query and document alone")

@@ -42,7 +42,7 @@ class ClassifierPairs:
 
         Raises:
             PromptError: There is no place for an instruction.
-            ForbiddenToken: A text would become a special token.
+            CannotEncode: A text would become a special token, or the library gives up on one.
         """
         if instruction is not None:
             raise PromptError("'instruction' has no place in the prompts of this model: set PROMPT_TEMPLATE")
@@ -118,7 +118,7 @@ class RerankPrompts:
 
         Raises:
             PromptError: The template fails.
-            ForbiddenToken: A text would become a special token.
+            CannotEncode: A text would become a special token, or the library gives up on one.
         """
         if not documents:
             return Prompts([], [])

@@ -8,26 +8,25 @@ other.
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from hiscore.prompts.cannot_encode import CannotEncode, panics_refused
 from hiscore.prompts.escapes import Escapes
 from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, rename_pieces
 from hiscore.prompts.shared_beginning import common_length
 from hiscore.prompts.token_limits import TokenLimits
+from hiscore.tokenization.batches import by_characters
 from hiscore.tokenization.safe_splits import split_rule
+from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.token_length import max_bytes_per_token
 
 # Between two looks at how many tokens there are: some tenths of a second.
 BATCH_CHARACTERS = 2**20
-
-
-class ForbiddenToken(ValueError):
-    """A caller's text would become a protected token all the same; the message names the token."""
 
 
 class PromptTokenizer:
@@ -57,6 +56,7 @@ class PromptTokenizer:
             each["content"] = names.get(each["content"], each["content"])
         rename_pieces(state["model"], names)
         self._tokenizer = Tokenizer.from_str(json.dumps(state))
+        self._encoder = TextEncoder(self._tokenizer)
         # A renamed token that the model's own vocabulary knows under its true name has got another id.
         ids = {self._tokenizer.token_to_id(each["content"]): each["id"] for each in added}
         self._true_ids = {renamed: true for renamed, true in ids.items() if renamed != true}
@@ -73,21 +73,21 @@ class PromptTokenizer:
         """Encode rendered templates, in which callers' texts are escaped. No special tokens are added.
 
         Raises:
-            ForbiddenToken: A caller's text gives a protected token even so.
+            CannotEncode: A caller's text gives a protected token even so, or the library gives up on it.
         """
         return self.encode_texts([self.escapes.reveal(prompt) for prompt in prompts])
 
+    @panics_refused()
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode callers' texts as they are. No special tokens are added.
 
         Raises:
-            ForbiddenToken: As for `encode`.
+            CannotEncode: As for `encode`.
         """
         rows: list[list[int]] = []
         # The library's own results are ten times as large as the ids.
-        for batch in _batches(texts):
-            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-            rows += [self._checked(encoding.ids) for encoding in encodings]
+        for batch in by_characters(texts, BATCH_CHARACTERS):
+            rows += map(self._checked, self._encoder.encode(batch))
         return rows
 
     @property
@@ -109,7 +109,7 @@ class PromptTokenizer:
             The ids that were encoded once, and of each prompt those behind them.
 
         Raises:
-            ForbiddenToken: As for `encode`.
+            CannotEncode: As for `encode`.
             TooMuchText: It is more than `MAX_CHARACTERS`, or over the limits.
         """
         revealed = self.escapes.reveal(head)
@@ -123,7 +123,7 @@ class PromptTokenizer:
         if self._splits and beginning:
             (once,) = self.encode_texts([beginning])
             rows = [self._splits.second(row) for row in rows]
-        return once, limits.gather(once, map(self.encode_texts, _batches(rows)))
+        return once, limits.gather(once, map(self.encode_texts, by_characters(rows, BATCH_CHARACTERS)))
 
     def encode_alike(self, prompts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Encode prompts that may begin alike, as `encode` would each; their common beginning only once.
@@ -135,7 +135,7 @@ class PromptTokenizer:
             As `encode_continued`.
 
         Raises:
-            ForbiddenToken: As for `encode`.
+            CannotEncode: As for `encode`.
         """
         revealed = [self.escapes.reveal(prompt) for prompt in prompts]
         shared = revealed[0][: common_length(revealed)]
@@ -153,11 +153,12 @@ class PromptTokenizer:
         added = takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
         return [number for number, _ in added]
 
+    @panics_refused()
     def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[list[int]]:
         """Encode pairs of callers' texts, with the special tokens that the tokenizer puts around and between them.
 
         Raises:
-            ForbiddenToken: As for `encode`.
+            CannotEncode: As for `encode`.
         """
         halves = (
             self._tokenizer.encode_batch(list(texts), add_special_tokens=False) for texts in (firsts, seconds)
@@ -177,6 +178,7 @@ class PromptTokenizer:
             )
         return pairs
 
+    @panics_refused()
     def cut(self, text: str, tokens: int, left: bool = False) -> str:
         """A text's first tokens, or its last.
 
@@ -184,6 +186,9 @@ class PromptTokenizer:
             text: A caller's.
             tokens: How many to keep.
             left: Keep the last, not the first.
+
+        Raises:
+            CannotEncode: The library gives up on it.
         """
         text = self.shortened(text, tokens, left)
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
@@ -229,20 +234,6 @@ class PromptTokenizer:
     def _checked(self, ids: list[int]) -> list[int]:
         if not self._forbidden.keys().isdisjoint(ids):
             content = next(self._forbidden[each] for each in ids if each in self._forbidden)
-            raise ForbiddenToken(f"it would become the special token {content!r}")
+            raise CannotEncode(f"it would become the special token {content!r}")
         true_ids = self._true_ids
         return [true_ids.get(each, each) for each in ids]
-
-
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Texts in order, in batches that end as soon as they have `BATCH_CHARACTERS`."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -72,7 +72,7 @@ def cut_prompts(
 
     Raises:
         PromptError: The template fails.
-        ForbiddenToken: A text would become a special token.
+        CannotEncode: A text would become a special token, or the library gives up on one.
         TooMuchText: It is too much to encode, or what may not be cut has too many tokens.
     """
     _check_size(maker, queries, documents, instruction, truncation, limits)

@@ -4,6 +4,9 @@ A prompt costs the tokens that have to be computed: not those of its query that 
 prompt before it in the batch brings. A part of a prompt holds the whole query and some of the items. Items do not
 see each other, so their scores do not change.
 
+Between the slices of another batch nothing may turn out to cost more. So there only the very same query is shared:
+for others the pool may have no room (`PrefixCache.held`).
+
 Pure: knows no device.
 """
 
@@ -52,7 +55,8 @@ class ScoringPlan:
         self._priced = None, (0, 0)
         if self._cache.caching and items:
             self._queries.add(prompt.query_key.whole)
-            self._pages.update(prompt.query_key.pages)
+            if not self._cache.holds:
+                self._pages.update(prompt.query_key.pages)
         if last == items:
             return Part(job if not done else job.part(prompt.part(done, items), done), cost)
         left = self._cost(job, last, items, 0, 0)
@@ -73,8 +77,10 @@ class ScoringPlan:
         if key.whole in self._queries:
             return 0, 0
         cached = PAGE * self._cache.leading_pages(key, self._pages)
-        # An empty item is read at the query's last token, which must then be computed.
-        cached = min(cached, max(0, prompt.query_length - prompt.has_empty_item) // PAGE * PAGE)
+        # An empty item is read at the query's last token, which must then be computed. Another job of the same
+        # query may have one.
+        last = prompt.has_empty_item or self._cache.holds
+        cached = min(cached, max(0, prompt.query_length - last) // PAGE * PAGE)
         return prompt.query_length - cached, cached
 
     def _cost(self, job: ScoreRequest, first: int, last: int, query: int, read: int) -> int:

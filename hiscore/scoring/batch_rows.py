@@ -5,7 +5,7 @@ is done prompt by prompt. Pure NumPy.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.packed_prompt import PackedPrompt
 
 
-@dataclass(frozen=True)
-class BatchRows:
+class BatchRows(NamedTuple):
     """What the rows of a batch are.
 
     Attributes:
@@ -25,7 +24,8 @@ class BatchRows:
         angles: int32 [T]: where in the rotary tables each row's angles are; None: at its position.
         slots: int64 [T]: the pool slot of each row's key and value, or `NO_SLOT`.
         segment_ends: int64 [S], ascending: one past the last row of each query and item that has rows.
-        read_rows: int64 [R]: the row at which each item is read.
+        read_ends: int64 [R]: one past the row at which each item is read, its last one; of an empty item the
+            query's.
         read_items: int64 [R]: the index of each among all items of the batch.
     """
 
@@ -34,61 +34,60 @@ class BatchRows:
     angles: Int32 | None
     slots: Int64
     segment_ends: Int64
-    read_rows: Int64
+    read_ends: Int64
     read_items: Int64
 
     @classmethod
     def of(cls, packed: Sequence[PackedPrompt], longrope: LongropeTables | None = None) -> "BatchRows":
         """The rows of at least one prompt, whose slots are set."""
-        items = [p.prompt.item_lengths for p in packed]
-        counts = np.array([len(lengths) for lengths in items])
-        queries = np.array([p.query for p in packed])
-        begins = np.array([p.begin for p in packed])
-        cached = np.array([p.cached for p in packed])
         # A prompt's nodes are its query and its items, which follow it.
-        of_query = np.cumsum(counts) - counts + np.arange(len(packed))
-        lengths = np.empty(int(counts.sum()) + len(packed), np.int64)
-        is_item = np.ones(len(lengths), bool)
-        is_item[of_query] = False
-        lengths[of_query] = queries
-        lengths[is_item] = own = np.concatenate(items)
-        # In the batch's sequence the cached tokens have no rows.
-        computed = lengths.copy()
-        computed[of_query] -= cached
+        of_queries = np.array([p.query - p.cached for p in packed])  # the cached tokens have no rows
+        runs: list[tuple[int, int, int, int]] = []
+        lengths: list[Int64] = []
+        for i, p in enumerate(packed):
+            query, items = p.query, p.prompt.item_lengths
+            # Of the query and of the items: how many nodes, the position of their first rows, one past the row at
+            # which an empty one is read, whether they are items.
+            end = p.begin + query
+            runs += (1, p.cached, end, 0), (len(items), query, end, 1)
+            lengths += of_queries[i : i + 1], items
+        by_run = np.array(runs)
+        first_positions, of_empty, is_item = by_run[:, 1:].repeat(by_run[:, 0], axis=0).T
+        computed = np.concatenate(lengths)
         ends = computed.cumsum()
-        origins = ends - lengths - queries.repeat(counts + 1)
-        origins[of_query] = begins
-        # The last row of each item, or of the query for an empty item.
-        read = np.where(own > 0, ends[is_item], (begins + queries).repeat(counts)) - 1
+        has_rows = computed > 0
+        origins = ends - computed - first_positions  # where in the batch position 0 of each is, or would be
         positions = (np.arange(int(ends[-1])) - origins.repeat(computed)).astype(np.int32)
         angles = None
         if longrope is not None:
             tables = np.array([longrope.second if p.prompt.is_long else 0 for p in packed], np.int32)
-            angles = positions + tables.repeat(counts + 1).repeat(computed)
+            angles = positions + tables.repeat([p.end - p.begin - p.cached for p in packed])
         return cls(
             tokens=np.concatenate([p.prompt.tokens[p.cached :] for p in packed]),
             positions=positions,
             angles=angles,
             slots=np.concatenate([p.slots[p.cached :] for p in packed]),
-            segment_ends=ends[computed > 0],
-            read_rows=read,
+            segment_ends=ends[has_rows],
+            read_ends=np.where(has_rows, ends, of_empty).take(is_item.nonzero()[0]),
             read_items=np.concatenate([p.items for p in packed]),
         )
 
     def forward(self, begin: int, end: int, groups: Sequence[Group]) -> Forward:
         """Rows `begin` to `end`, whose groups are these."""
-        inside = slice(*np.searchsorted(self.segment_ends, (begin, end), side="right"))
-        segment_ends = self.segment_ends[inside]
-        if not len(segment_ends) or segment_ends[-1] < end:
-            segment_ends = np.append(segment_ends, end)  # the forward ends within a query or an item
-        read = np.flatnonzero((self.read_rows >= begin) & (self.read_rows < end))
+        # It may begin and end within a query or an item.
+        ends = self.segment_ends
+        inside = ends[ends.searchsorted(begin, "right") : ends.searchsorted(end)]
+        cu_seqlens = np.empty(len(inside) + 2, np.int32)
+        cu_seqlens[0], cu_seqlens[-1] = 0, end - begin
+        cu_seqlens[1:-1] = inside - begin
+        read = ((self.read_ends > begin) & (self.read_ends <= end)).nonzero()[0]
         return Forward(
             input_ids=self.tokens[begin:end],
             positions=self.positions[begin:end],
-            cu_seqlens=np.append(0, segment_ends - begin).astype(np.int32),
+            cu_seqlens=cu_seqlens,
             groups=tuple(groups),
             slot_mapping=self.slots[begin:end],
-            scored_rows=self.read_rows[read] - begin,
-            scored_items=self.read_items[read],
+            scored_rows=self.read_ends.take(read) - (begin + 1),
+            scored_items=self.read_items.take(read),
             angles=None if self.angles is None else self.angles[begin:end],
         )

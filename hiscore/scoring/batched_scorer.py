@@ -1,15 +1,18 @@
 """The scorer as the batcher sees it: costs, parts, launches, and response tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError
 from hiscore.scoring.batch_plan import ScoringPlan
+from hiscore.scoring.pending_scores import BatchStats, PendingScores, PendingSlice, Scores
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import BatchStats, PendingScores, Scorer, Scores
+from hiscore.scoring.scorer import Scorer
 from hiscore.serving.device_loss import end_if_device_is_lost
+from hiscore.serving.launched_batch import LaunchedBatch, LaunchedSlice
 
 
 class BatchedScorer:
@@ -23,6 +26,7 @@ class BatchedScorer:
             record: Called after each batch with its cost, or with None if it held only canaries.
         """
         self.async_launch = scorer.device.type == "cuda"
+        self.between = scorer.between
         self._scorer, self._record = scorer, record
 
     def cost(self, job: ScoreRequest) -> int:
@@ -32,8 +36,16 @@ class BatchedScorer:
     def plan(self) -> ScoringPlan:
         return self._scorer.plan()
 
-    def launch(self, jobs: list[ScoreRequest]) -> "LaunchedScores":
-        return LaunchedScores(jobs, self._scorer.submit(jobs), self._record)
+    def launch(self, jobs: list[ScoreRequest]) -> LaunchedBatch | LaunchedSlice:
+        return self._next_of(jobs, self._scorer.in_slices(jobs))
+
+    def _next_of(
+        self, jobs: list[ScoreRequest], slices: Iterator[PendingSlice | PendingScores]
+    ) -> LaunchedBatch | LaunchedSlice:
+        pending = next(slices)
+        if isinstance(pending, PendingScores):
+            return LaunchedScores(jobs, pending, self._record)
+        return LaunchedSlice(pending.left, pending.wait, partial(self._next_of, jobs, slices))
 
     def join(self, job: ScoreRequest, answers: Sequence[Outputs]) -> Outputs:
         """Concatenate the scores of a request's parts.

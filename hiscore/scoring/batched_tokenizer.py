@@ -28,6 +28,7 @@ class BatchedTokenizer:
     """
 
     async_launch = False
+    between = 0
 
     def __init__(
         self,

@@ -1,13 +1,14 @@
 """What the scorer does on its device, or on each of its ranks: plan the memory, load, and compute batches."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hiscore.arrays import Int64
 from hiscore.attention.metadata import Forward
@@ -15,7 +16,7 @@ from hiscore.device import Uploads, free_bytes, memory_of
 from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.lm_head import LMHead
 from hiscore.models import int8
-from hiscore.models.config import read_architecture
+from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.loader import load_weights
 from hiscore.models.planned_weights import planned_bytes
@@ -23,7 +24,8 @@ from hiscore.models.server_resources import ServerResources
 from hiscore.models.sharding import of_rank, share_of
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.rank import Leader, Rank
-from hiscore.prefill.runner import ForwardRunner, make_runner
+from hiscore.prefill.interface import ForwardRunner
+from hiscore.prefill.runner import make_runner
 from hiscore.scoring.head_results import HeadResult, head_results
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
 from hiscore.scoring.precision import dtype_of, format_of, pick_dtype, use_device
@@ -53,9 +55,21 @@ class Computation:
 
     def compute(self, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]) -> list[HeadResult]:
         """The results of the head for a batch; on CUDA this only launches the work."""
-        uploads = Uploads(self.device)
-        read_out = head_results(self.head, requests, self.is_classifier, _places(forwards), uploads)
-        return read_out(self.runner.forward(forwards, uploads))
+        return self._read_out(self.runner.forward(forwards), forwards, requests)
+
+    def in_slices(
+        self, forward: Forward, requests: Sequence[ScoreRequest]
+    ) -> Generator[None, None, list[HeadResult]]:
+        """The same for a batch of one forward: each step launches a slice of it, the last one the head as well."""
+        hidden = yield from self.runner.in_slices(forward, Uploads(self.device))
+        return self._read_out(hidden, [forward], requests)
+
+    def _read_out(
+        self, hidden: Tensor, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]
+    ) -> list[HeadResult]:
+        """What the head needs is worked out, and sent, only now: a GPU is still at work on the hidden states."""
+        places, uploads = _places(forwards), Uploads(self.device)
+        return head_results(self.head, requests, self.is_classifier, places, uploads)(hidden)
 
 
 @dataclass(frozen=True)
@@ -135,8 +149,17 @@ def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
         size = weight_bytes(of.directory, number_bytes, share)
     weights = resources.weights_line(size, weights_key(rank.device, dtype, into, shard))
     owner = resources.owner("scorer", rank.device, shard.rank, shard.ranks)
-    resources.ledger.claim(owner, plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages))
+    sliced = launches_in_slices(rank, a)
+    plan = plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages, sliced)
+    resources.ledger.claim(owner, plan)
     return pool
+
+
+def launches_in_slices(rank: Rank, a: Architecture) -> bool:
+    """Whether a GPU launches large forwards of a checkpoint in slices, and small ones between them."""
+    # Several ranks are told of whole batches. With longrope a prompt may compute its query twice: without a price
+    # for that, nothing can be said to be small.
+    return rank.shard.ranks == 1 and a.original_context is None
 
 
 def load(rank: Rank, of: Checkpoint) -> None:
@@ -153,7 +176,7 @@ def load(rank: Rank, of: Checkpoint) -> None:
 def finish(rank: Rank, slots: int, budget: int) -> Computation:
     """Allocate the KV pool and, on CUDA, capture graphs, in which ranks exchange what they compute."""
     decoder: Decoder = rank.held.pop("decoder")
-    runner = make_runner(decoder, slots, budget)
+    runner = make_runner(decoder, slots, budget, in_slices=launches_in_slices(rank, decoder.architecture))
     if decoder.device.type == "cuda":
         from hiscore.layers.pair_products_triton import compile_for
 

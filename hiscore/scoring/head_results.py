@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -12,9 +11,6 @@ from hiscore.arrays import Int64
 from hiscore.device import OnDevice, Uploads
 from hiscore.layers.lm_head import LMHead
 from hiscore.scoring.request import ScoreRequest
-
-MANY_LABELS = 4_096
-"""Of items' own: from here on their indices are worked out, and sent, while the device computes the forward."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ def head_results(
         Of hidden, [R, hidden], the last tokens' final states: each request is a member of one result.
     """
     counts = np.array([len(request.prompt.item_lengths) for request in requests], np.int64)
-    ends = np.cumsum(counts)
+    ends = counts.cumsum()
     groups: dict[tuple[bool, bytes], list[int]] = defaultdict(list)
     paired: dict[bool, list[int]] = defaultdict(list)
     for index, request in enumerate(requests):
@@ -70,9 +66,8 @@ def head_results(
         parts.append(_Part(members, None if is_all else uploads.add(rows), compute))
 
     for from_logits, members in paired.items():
-        of_pairs = partial(_pairs, head, [requests[index] for index in members], from_logits, uploads)
-        many = sum(len(requests[index].labels) for index in members) >= MANY_LABELS
-        add([members], _alone(_late(of_pairs) if many else of_pairs()))
+        chosen = [requests[index] for index in members]
+        add([members], _alone(_pairs(head, chosen, from_logits, uploads)))
     for (from_logits, _), members in groups.items():
         if from_logits:
             labels = None if is_classifier else requests[members[0]].labels
@@ -108,15 +103,10 @@ def _pairs(
 ) -> Callable[[Tensor], Tensor]:
     """What computes logits, or probabilities over the vocabulary, of items' own labels."""
     own = np.concatenate([own_counts(request) for request in requests])
-    owners = np.repeat(np.arange(len(own)), own)
+    owners = np.arange(len(own)).repeat(own)
     labels = np.concatenate([request.labels for request in requests])
     pairs = head.pair_logits if from_logits else head.pair_probabilities
     return pairs(owners, labels, uploads)
-
-
-def _late(prepare: Callable[[], Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
-    """What prepares, and computes, when there are hidden states: a GPU may still be at work on them."""
-    return lambda hidden: prepare()(hidden)
 
 
 def _alone(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Sequence[Tensor]]:
@@ -141,6 +131,7 @@ def own_counts(request: ScoreRequest) -> Int64:
 
 def ragged_arange(starts: Int64, counts: Int64) -> Int64:
     """The numbers from each start on, as many as its count: int64 [sum of counts]."""
-    before = np.cumsum(counts) - counts
-    found: Int64 = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+    ends = counts.cumsum()
+    found: Int64 = (starts - ends + counts).repeat(counts)
+    found += np.arange(len(found))
     return found

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hiscore.memory.plan import MemoryLine, MemoryPlan
 from hiscore.models.activations import activation_bytes, head_bytes, output_bytes
 from hiscore.models.config import Architecture
+from hiscore.prefill.row_counts import output_rows
 from hiscore.scoring.packing import pool_reserve
 from hiscore.scoring.prefix_cache import PAGE
 
@@ -57,7 +58,13 @@ def default_cache_bytes(device_bytes: int) -> int:
 
 
 def plan_memory(
-    place: str, a: Architecture, number_bytes: int, weights: MemoryLine, budget: int, pages: int
+    place: str,
+    a: Architecture,
+    number_bytes: int,
+    weights: MemoryLine,
+    budget: int,
+    pages: int,
+    in_slices: bool = True,
 ) -> MemoryPlan:
     """The scorer's plan.
 
@@ -68,13 +75,14 @@ def plan_memory(
         weights: Their line.
         budget: Tokens of a forward.
         pages: Pages of the pool of keys and values.
+        in_slices: Whether a GPU launches large forwards in slices.
     """
     on_cuda = place.startswith("cuda")
     activations = activation_bytes(a, budget, number_bytes) + head_bytes(a, HEAD_ROWS)
     activations += 0 if on_cuda else CPU_ATTENTION_BYTES
     positions = a.context_length * (1 if a.original_context is None else 2)
     tables = len(set(a.rope_kinds)) * positions * a.head_dim * 4
-    outputs = output_bytes(a, budget, number_bytes) if on_cuda else 0
+    outputs = output_bytes(a, output_rows(budget, in_slices), number_bytes) if on_cuda else 0
     return MemoryPlan(
         place,
         (

@@ -33,17 +33,13 @@ class PackedPrompt:
             items: int64 [items]: the index of each among all items of the batch.
         """
         self.prompt = prompt
+        self.query = prompt.query_length
         self.cached = cached
         self.begin = begin - cached  # index that token 0 has, or would have, in the batch's sequence
         self.end = self.begin + len(prompt.tokens)
         self.items = items
-        self.slots = np.full(len(prompt.tokens), NO_SLOT, np.int64)
-        self.slots[: len(slots)] = slots
-
-    @property
-    def query(self) -> int:
-        """Tokens of the query."""
-        return self.prompt.query_length
+        self.slots = np.empty(len(prompt.tokens), np.int64)
+        self.slots[: len(slots)], self.slots[len(slots) :] = slots, NO_SLOT
 
     def offset_in_node(self, index: int) -> int:
         """How far into the query, or into an item, this index of the batch's sequence is."""
@@ -68,20 +64,22 @@ class PackedPrompt:
             new = slice(in_pool + shift, self.query + shift) if first < self.query else none
             yield Group(items + shift, last + shift, self.slots[:in_pool], new)
 
-    def keep_across(self, boundary: int, cache: PrefixCache) -> list[Allocation]:
-        """Allocate slots for the tokens before a forward's end that tokens after it still see."""
+    def keep_across(self, boundary: int, cache: PrefixCache) -> Iterator[Allocation]:
+        """Allocate slots for the tokens before a forward's end that tokens after it still see.
+
+        Raises:
+            PoolExhausted: There is no room for all of them; what was yielded is to be freed.
+        """
         done = boundary - self.begin
         spans = [(0, min(done, self.query), self.end)]
         if done > self.query:
             first, last = self._node(done)
             spans.append((first, done, self.begin + last))
-        allocations = []
         for first, last, read_until in spans:
             missing = first + np.flatnonzero(self.slots[first:last] == NO_SLOT)
             pages = cache.allocate(-(-len(missing) // PAGE))
-            allocations.append(Allocation(pages, read_until))
             self.slots[missing] = slots_of(pages)[: len(missing)]
-        return allocations
+            yield Allocation(pages, read_until)
 
     def _node(self, token: int) -> tuple[int, int]:
         """Begin and end of the query or item that a token belongs to."""

@@ -128,7 +128,9 @@ def _keep_across_forwards(packed: Sequence[PackedPrompt], ends: Sequence[int], c
                     for unread in [each for each in allocations if each.read_until <= before]:
                         cache.free(unread.pages)
                         allocations.remove(unread)
-                    allocations += p.keep_across(boundary, cache)
+                    # One by one: if the next has no room, those before it are freed.
+                    for allocation in p.keep_across(boundary, cache):
+                        allocations.append(allocation)
     finally:
         for allocation in allocations:
             cache.free(allocation.pages)

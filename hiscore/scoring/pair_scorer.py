@@ -74,6 +74,7 @@ class PairScorer(Scorer):
         )
         head = LMHead(encoder.weights.head.weight, None, encoder.weights.head.bias)
         self._budget = max_batch_tokens
+        self._longrope = None
         self._prefix_cache = PrefixCache(0, 0, caching=False)
         self._rules = PairRules(
             token_types=_token_types(checkpoint) if a.token_types > 1 else (0, 0),

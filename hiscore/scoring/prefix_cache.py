@@ -4,13 +4,15 @@ The pool's slots, one per token, come in pages of `PAGE`. Full pages of recent q
 all token ids up to their end, so queries with a common prefix share pages. Pages for prompts that span several
 forwards are allocated from the same pool and freed again.
 
-No tensor, no device. All reads and writes of the pool run in the order in which they were packed, so a page may be
-reused as soon as the forwards that use it have been packed.
+No tensor, no device. Reads and writes of the pool run in the order in which they were packed, so a page may be
+reused as soon as the forwards that use it have been packed. Only a batch in slices runs on after others that were
+packed later: until it is launched to its end they keep off its pages (`held`).
 """
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,7 @@ from hiscore.page_hashes import PageHashes
 # A multiple of the tokens that the attention kernel reads at a time: cached and new keys are then split into the
 # same blocks, and a hit changes no bit of a score.
 PAGE = 32
+_OFFSETS = np.arange(PAGE)
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,17 @@ class PrefixCache:
             caching: Whether queries are cached at all.
         """
         self.caching = caching
+        self.holds = False
+        """Whether a batch is held: see `held`."""
         self._most_reserved = self._reserve = reserve
         self._pages = pages
         self._free_pages = list(range(pages - 1, -1, -1))
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # page by hash, least recently used first
-        self._in_use: set[bytes] = set()  # by the batch that is being packed
+        self._in_use: set[bytes] = set()  # by the batch that is being packed, or read by the one that is held
+        self._queries: list[tuple[bytes, ...]] = []  # of that batch, or of the last one: the pages it uses
+        self._taken: set[bytes] = set()  # those among them that it writes for the first time
+        self._held: list[tuple[bytes, ...]] = []
+        self._unwritten: dict[bytes, int] = {}  # pages that the held batch writes
 
     def begin_batch(self, reserve: int, hits: Iterable[tuple[QueryKey, int]] = ()) -> None:
         """Say what the next batch may take.
@@ -73,6 +82,7 @@ class PrefixCache:
             reserve: Pages that it may `allocate`: its queries leave so many of the pool, and no more.
             hits: Leading pages of queries that are cached and must stay so.
         """
+        self._queries, self._taken = [], set()
         self._reserve = min(reserve, self._most_reserved)
         for key, pages in hits:
             self._in_use.update(key.pages[:pages])
@@ -111,11 +121,11 @@ class PrefixCache:
             # A page beyond `max_hit` may be cached already: it is written again, with the same contents.
             if hashes[held] not in self._cached:
                 self._cached[hashes[held]] = self._take_page()
+                self._taken.add(hashes[held])
             self._in_use.add(hashes[held])
             held += 1
-        # The first page becomes the most recently used: a query's end is evicted before its beginning.
-        for page_hash in reversed(hashes[:held]):
-            self._cached.move_to_end(page_hash)
+        self._queries.append(hashes[:held])
+        self._mark_used(hashes[:held])
         return slots_of([self._cached[page_hash] for page_hash in hashes[:held]]), hits * PAGE
 
     def allocate(self, pages: int) -> list[int]:
@@ -134,13 +144,51 @@ class PrefixCache:
 
     def end_batch(self) -> None:
         """All forwards of a batch are packed: the next batch may evict what it used."""
-        self._in_use.clear()
+        self._in_use = self._read_by_held()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep others off the pages of the batch that was packed last: it is launched in slices inside.
+
+        What it reads is not evicted, and what it writes is not found.
+
+        Raises:
+            RuntimeError: Another one is held, whose pages would be forgotten.
+        """
+        if self.holds:
+            raise RuntimeError("two batches would be launched in slices at once")
+        self.holds, self._held, self._queries = True, self._queries, []
+        self._unwritten = {page_hash: self._cached.pop(page_hash) for page_hash in self._taken}
+        self._in_use = self._read_by_held()
+        try:
+            yield
+        finally:
+            for pages in self._held:
+                self._publish(pages)
+            self.holds, self._held = False, []
+            self._in_use = set()
+
+    def _publish(self, pages: Sequence[bytes]) -> None:
+        """A query of the batch that was held is cached."""
+        for page_hash in pages:
+            page = self._unwritten.pop(page_hash, None)
+            if page is not None and self._cached.setdefault(page_hash, page) != page:
+                self._free_pages.append(page)  # others have computed the same meanwhile
+        self._mark_used(pages)
 
     def clear(self) -> None:
-        """Empty the cache, as when a forward failed that should have filled it."""
-        self._free_pages.extend(self._cached.values())
-        self._cached.clear()
-        self._in_use.clear()
+        """Empty the cache but for a batch that is held, as when a forward failed that should have filled it."""
+        self._in_use = self._read_by_held()
+        for page_hash in [each for each in self._cached if each not in self._in_use]:
+            self._free_pages.append(self._cached.pop(page_hash))
+
+    def _read_by_held(self) -> set[bytes]:
+        return {page_hash for pages in self._held for page_hash in pages if page_hash not in self._unwritten}
+
+    def _mark_used(self, pages: Sequence[bytes]) -> None:
+        # The first page becomes the most recently used: a query's end is evicted before its beginning.
+        for page_hash in reversed(pages):
+            self._cached.move_to_end(page_hash)
 
     def _has_room_for(self, page_hash: bytes) -> bool:
         """Whether a page can be in use without touching the reserve."""
@@ -156,4 +204,4 @@ class PrefixCache:
 
 def slots_of(pages: list[int]) -> Int64:
     """The slots of pages, in order: int64 [len(pages) * PAGE]."""
-    return (np.asarray(pages, np.int64)[:, None] * PAGE + np.arange(PAGE)).ravel()
+    return (np.asarray(pages, np.int64)[:, None] * PAGE + _OFFSETS).ravel()

@@ -4,7 +4,7 @@ So the query is computed once, cached or not, and attention reads its keys for a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
 
 
-@dataclass(frozen=True)
-class QueryGroup:
+class QueryGroup(NamedTuple):
     """Prompts of a batch that have the same query.
 
     Attributes:

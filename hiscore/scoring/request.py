@@ -51,7 +51,7 @@ class MultiItemPrompt:
     @cached_property
     def has_empty_item(self) -> bool:
         """Whether some item is scored at the query's last token."""
-        return bool((self.item_lengths == 0).any())
+        return np.count_nonzero(self.item_lengths) < len(self.item_lengths)
 
     def part(self, first: int, last: int) -> "MultiItemPrompt":
         """The query with items `first` to `last` alone."""

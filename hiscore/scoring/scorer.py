@@ -1,124 +1,32 @@
 """The scorer: a batch of requests in, scores out, in as few prefill-only forwards as the token budget allows."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from hiscore.arrays import Float32
 from hiscore.device import download
 from hiscore.errors import RequestError
 from hiscore.models.config import read_architecture
 from hiscore.models.server_resources import ServerResources
 from hiscore.models.support import CheckpointFacts
 from hiscore.parallel.rank import Leader, OneRank
-from hiscore.prefill.runner import ForwardRunner
+from hiscore.prefill.interface import ForwardRunner, launch_all
 from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.computation import PLACE, Checkpoint, Computation, compute, set_up
-from hiscore.scoring.head_results import own_counts
+from hiscore.scoring.head_results import HeadResult
 from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.packing import Batch, pack
+from hiscore.scoring.pending_scores import BatchStats, PendingScores, PendingSlice, Scores
 from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.score_reader import ScoreReader, reader_of
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The answer to a request.
-
-    Attributes:
-        scores: float32 [items, labels].
-        prompt_tokens: Tokens of the query, counted once, and of all items.
-        cached_tokens: How many of them came from the prefix cache.
-    """
-
-    scores: Float32
-    prompt_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True)
-class BatchStats:
-    """What a batch cost: forwards, the tokens they computed, items scored, tokens from the prefix cache."""
-
-    forwards: int
-    tokens: int
-    items: int
-    cached_tokens: int
-
-
-class PendingScores:
-    """A launched batch, which may not have finished."""
-
-    def __init__(
-        self, requests: Sequence[ScoreRequest], batch: Batch, host: Tensor,
-        shapes: list[tuple[list[int], int | None]], copy_done: torch.cuda.Event | None, is_classifier: bool,
-    ) -> None:  # fmt: skip
-        """Keep what `result` needs.
-
-        Args:
-            requests: The requests of the batch.
-            batch: Its forwards.
-            host: float32 [n] on the host: the results one after another, row-major.
-            shapes: Of each result: the requests whose items are its rows, and its columns; None: one number for
-                each label of each item.
-            copy_done: Recorded after the copy to `host`; None if there was none.
-            is_classifier: Whether the logits are a classifier's.
-        """
-        self._requests, self._batch = requests, batch
-        self._host, self._shapes = host, shapes
-        self._copy_done = copy_done
-        self._is_classifier = is_classifier
-
-    def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
-        """Wait for the results and turn logits into scores; call it once."""
-        readers = [_reader(request, self._is_classifier) for request in self._requests]
-        if self._copy_done is not None:
-            self._copy_done.synchronize()
-        items = [len(request.prompt.item_lengths) for request in self._requests]
-        results: list[Float32 | None] = [None] * len(items)
-        values = self._host.numpy()
-        for members, width in self._shapes:
-            for index in members:
-                if width is None:
-                    size = int(own_counts(self._requests[index]).sum())
-                    results[index] = values[:size]
-                else:
-                    size = items[index] * width
-                    results[index] = values[:size].reshape(items[index], width)
-                values = values[size:]
-        answers = [
-            self._read(index, readers[index], found)
-            for index, found in enumerate(results)
-            if found is not None
-        ]
-        forwards, cached = self._batch.forwards, self._batch.cached_tokens
-        tokens = sum(len(forward.input_ids) for forward in forwards)
-        return answers, BatchStats(len(forwards), tokens, sum(items), sum(cached))
-
-    def _read(self, index: int, reader: ScoreReader | RequestError, result: Float32) -> Scores | RequestError:
-        if isinstance(reader, RequestError):
-            return reader
-        try:
-            scores = reader(result)
-        except RequestError as error:
-            return error
-        return Scores(scores, len(self._requests[index].prompt.tokens), self._batch.cached_tokens[index])
-
-
-def _reader(request: ScoreRequest, is_classifier: bool) -> ScoreReader | RequestError:
-    try:
-        return reader_of(request, is_classifier)
-    except RequestError as error:
-        return error
 
 
 class Scorer:
@@ -164,9 +72,8 @@ class Scorer:
         of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)
         self._computation, pool = set_up(self._leader, of, query_cache_bytes, resources or ServerResources())
         self._budget = max_batch_tokens
-        self._longrope: LongropeTables | None = None
-        if a.original_context is not None:
-            self._longrope = LongropeTables(a.original_context, second=a.context_length)
+        original = a.original_context
+        self._longrope = None if original is None else LongropeTables(original, second=a.context_length)
         self._prefix_cache = PrefixCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0)
         ranks = self._leader.rank.shard.ranks
         log.info(
@@ -203,17 +110,31 @@ class Scorer:
         """Score requests together. An answer that is not finite fails its own request alone."""
         return self.submit(requests).result()
 
-    @torch.inference_mode()
     def submit(self, requests: Sequence[ScoreRequest]) -> PendingScores:
         """Pack and launch a batch. On a CUDA device this does not wait for it."""
-        try:
-            # Any thread may call this, and the current CUDA device is a thread's own.
-            with torch.cuda.device(-1 if self.device.index is None else self.device.index):
-                return self._launch(requests, self._pack([request.prompt for request in requests]))
-        except Exception:
-            # The cache may list keys and values that were never written.
-            self._prefix_cache.clear()
-            raise
+        *_, pending = self.in_slices(requests)
+        assert isinstance(pending, PendingScores)
+        return pending
+
+    @property
+    def between(self) -> int:
+        """Tokens of a batch that may be computed between two slices of another; 0: none is launched in slices."""
+        return self.runner.between
+
+    def in_slices(self, requests: Sequence[ScoreRequest]) -> Iterator[PendingSlice | PendingScores]:
+        """Pack a batch and launch it, a slice at each step, the last of which gives the scores.
+
+        Until then other batches may be launched that cost no more than `between`, by the prices of `plan`.
+        """
+        launches = self._launches(requests)
+        device = -1 if self.device.index is None else self.device.index
+        while True:
+            # Any thread may take a step, and both are a thread's own.
+            with torch.inference_mode(), torch.cuda.device(device):
+                launched = next(launches, None)
+            if launched is None:
+                return
+            yield launched
 
     def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
         """What is computed for a validated prompt."""
@@ -222,21 +143,44 @@ class Scorer:
     def _pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch:
         return pack(prompts, self._budget, self._prefix_cache, self._longrope)
 
+    def _launches(self, requests: Sequence[ScoreRequest]) -> Iterator[PendingSlice | PendingScores]:
+        try:
+            batch = self._pack([request.prompt for request in requests])
+            slices = self.runner.slices(batch.forwards[0]) if self.between and len(batch.forwards) == 1 else 1
+            if slices == 1:
+                pending = self._launch(requests, batch)
+            else:
+                computing = self._computation.in_slices(batch.forwards[0], requests)
+                with self._prefix_cache.held(), closing(computing):
+                    for left in range(slices - 1, 0, -1):
+                        next(computing)
+                        yield PendingSlice(left, self._event())
+                    pending = self._pending(requests, batch, launch_all(computing))
+        except BaseException:
+            # The cache may list keys and values that were never written.
+            self._prefix_cache.clear()
+            raise
+        yield pending
+
     def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:
         work = partial(compute, forwards=batch.forwards, requests=requests)
-        results = self._leader.do(work)
+        return self._pending(requests, batch, self._leader.do(work))
+
+    def _pending(
+        self, requests: Sequence[ScoreRequest], batch: Batch, results: Sequence[HeadResult]
+    ) -> PendingScores:
         flat = [result.values.flatten() for result in results]
-        host, copy_done = self._to_host(flat[0] if len(flat) == 1 else torch.cat(flat))
+        host = download(flat[0] if len(flat) == 1 else torch.cat(flat))
         shapes = [
             (result.members, result.values.shape[1] if result.values.ndim == 2 else None)
             for result in results
         ]
-        return PendingScores(requests, batch, host, shapes, copy_done, self.facts.is_classifier)
+        return PendingScores(requests, batch, host, shapes, self._event(), self.facts.is_classifier)
 
-    def _to_host(self, results: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    def _event(self) -> torch.cuda.Event | None:
+        """When the device has come this far; None on a CPU, which has already."""
         if self.device.type != "cuda":
-            return results, None
-        host = download(results)
-        copy_done = torch.cuda.Event()
-        copy_done.record()
-        return host, copy_done
+            return None
+        reached = torch.cuda.Event()
+        reached.record()
+        return reached

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from hiscore.serving.launched_batch import LaunchedBatch
+from hiscore.serving.launched_batch import LaunchedBatch, LaunchedSlice
 
 Job = TypeVar("Job")
 
@@ -81,6 +81,8 @@ class BatchedModel(Protocol[Job]):
 
     async_launch: bool
     """`launch` only queues work on a device. Otherwise it computes, and gets its own thread."""
+    between: int
+    """The cost of a batch that may be launched between two slices of another; 0: none is launched in slices."""
 
     def cost(self, job: Job) -> int:
         """The size of a whole job by itself, in the unit of `BatchLimits.max_batch_cost`."""
@@ -90,8 +92,8 @@ class BatchedModel(Protocol[Job]):
         """A new, empty batch."""
         ...
 
-    def launch(self, jobs: list[Job]) -> LaunchedBatch:
-        """Start a batch of jobs or parts of jobs. May raise, which fails all of them."""
+    def launch(self, jobs: list[Job]) -> LaunchedBatch | LaunchedSlice:
+        """Start a batch of jobs or parts of jobs, or the first slice of it. May raise, which fails all of them."""
         ...
 
     def join(self, job: Job, answers: Sequence[Any]) -> Any:

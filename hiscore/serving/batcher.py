@@ -9,6 +9,9 @@ shortly before the first ends (`launch_pace`). A launch that computes has its ow
 on a device is made by the first thread that sees that it is time, as switching threads would cost 0.3 ms: the
 caller of `submit`, the one that has just seen a batch end, or an alarm. Whose turn it is says `queue_order`.
 
+A large batch may be launched in slices: small ones may go between two of them (`sliced_order`). What is said of
+the launch and the end of a batch then holds for those of a slice.
+
 A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
 returns: that reaches the caller about 0.9 ms sooner than a response sender does.
 """
@@ -17,17 +20,20 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic
 
 from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.serving.alarm import Alarm
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
+from hiscore.serving.launch import Launch, Launched, launch_rest
 from hiscore.serving.launch_pace import LaunchPace
-from hiscore.serving.launched_batch import CompletedBatch, FailedBatch, LaunchedBatch
+from hiscore.serving.launched_batch import CompletedBatch, FailedBatch, LaunchedSlice
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.one_at_a_time import OneAtATime
 from hiscore.serving.queued_request import QueuedRequest
+from hiscore.serving.replies import Replies
 from hiscore.serving.totals import Totals
 from hiscore.serving.waiting import WaitingRequests
 
@@ -43,12 +49,14 @@ class Batcher(Generic[Job]):
         self.board = board or LoadBoard()
         self._waiting = WaitingRequests(model, limits, self.totals, self.board)
         self._in_flight = 0
+        self._opened: Launch[Job] | None = None  # what is left of a batch that is launched in slices
         self._pace = LaunchPace()
         self._closing = False
         self._changed = threading.Condition()  # guards all of the above
+        self._replies = Replies(model, self._waiting, self.totals, self._changed)
         # One thread at a time launches, in the order in which batches were formed.
         self._launch_ready = OneAtATime(self._launch_due)
-        self._launched: SimpleQueue[tuple[list[QueuedRequest[Job]], LaunchedBatch] | None] = SimpleQueue()
+        self._launched: SimpleQueue[tuple[list[QueuedRequest[Job]], Launched] | None] = SimpleQueue()
         loops = [self._answer_all] if self._model.async_launch else [self._answer_all, self._launch_all]
         self._threads = [
             threading.Thread(target=loop, name=f"hiscore-{loop.__name__[1:]}", daemon=True) for loop in loops
@@ -93,14 +101,14 @@ class Batcher(Generic[Job]):
         price = self._model.plan().price(job, 0)
         small = bool(self._limits.max_alone_cost) and price <= self._limits.max_alone_cost
         with self._changed:
-            if not small or self._waiting or self._in_flight or self._closing:
+            if not small or self._has_work() or self._in_flight or self._closing:
                 return None
             self._in_flight = 1
             self._waiting.publish_load(alone=self._model.cost(job))
             self.totals.queue_wait.observe(0.0)
         begin = time.monotonic()
         with self._launch_ready.lock:
-            batch = self._try_launch([job], price)
+            batch = self._try_launch(Launch([], price, lambda: launch_rest(self._model.launch([job]))))
         answers, completed = self._await(batch, 1)
         with self._changed:
             self._waiting.publish_load()
@@ -115,23 +123,26 @@ class Batcher(Generic[Job]):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting and not self._in_flight)
+            self._changed.wait_for(lambda: not self._has_work() and not self._in_flight)
         self._launched.put(None)
         for thread in self._threads:
             thread.join()
         if self._alarm:
             self._alarm.close()
 
+    def _has_work(self) -> bool:
+        return len(self._waiting) > 0 or self._opened is not None
+
     def _launch_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._can_launch() or (self._closing and not self._waiting))
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._can_launch() or (self._closing and not self._has_work()))
+                if not self._has_work():
                     return
             self._launch_ready()
 
     def _can_launch(self) -> bool:
-        if not self._waiting or self._in_flight >= self._limits.max_in_flight:
+        if not self._has_work() or self._in_flight >= self._limits.max_in_flight:
             return False
         alarm = self._alarm if self._in_flight and self._waiting.expects_small() else None
         if alarm and (due := self._pace.due()) > time.monotonic():
@@ -140,38 +151,47 @@ class Batcher(Generic[Job]):
         return True
 
     def _launch_due(self) -> None:
-        """Launch batches as long as it is time and there is work."""
-        while (batch := self._next_batch())[0]:
-            requests, jobs = zip(*batch[0], strict=True)
-            self._launched.put((list(requests), self._try_launch(list(jobs), batch[1])))
+        """Launch batches and slices as long as it is time and there is work."""
+        while launch := self._next_launch():
+            self._launched.put((launch.requests, self._try_launch(launch)))
 
-    def _try_launch(self, jobs: list[Job], cost: int) -> LaunchedBatch:
+    def _try_launch(self, launch: Launch[Job]) -> Launched:
         begin = time.monotonic()
         try:
-            batch = self._model.launch(jobs)
+            launched = launch.start()
         except Exception as error:
             return FailedBatch(error)
         finally:
             self.totals.launch_seconds += time.monotonic() - begin
+        left = launch.after(launched)
         with self._changed:
-            self._pace.launched(cost, begin, time.monotonic())
-        return batch
+            self._opened = left or self._opened
+            self._pace.launched(launch.cost - (left.cost if left else 0), begin, time.monotonic())
+        return launched
 
-    def _next_batch(self) -> tuple[list[tuple[QueuedRequest[Job], Job]], int]:
-        """Take the next batch, requests and their parts, and its cost; answer those late or cancelled."""
+    def _next_launch(self) -> Launch[Job] | None:
+        """Take the next batch, or the next slice of one; answer the requests that are late or cancelled."""
         cancelled = self._cancelled()
         with self._changed:
-            parts, cost, dropped = self._waiting.next_batch(cancelled) if self._can_launch() else ([], 0, [])
-            self._in_flight += bool(parts)
+            if not self._can_launch():
+                return None
+            launch, between = self._opened, self._opened is not None
+            parts, cost, dropped = self._waiting.next_batch(cancelled, between)
+            if parts:
+                requests, jobs = zip(*parts, strict=True)
+                launch = Launch(list(requests), cost, partial(self._model.launch, list(jobs)))
+            else:
+                self._opened = None
+            self._in_flight += launch is not None
             self._changed.notify_all()
         for request, reason in dropped:
-            self._answer(request, reason)
-        return parts, cost
+            self._replies.send(request, reason)
+        return launch
 
     def _cancelled(self) -> list[QueuedRequest[Job]]:
-        """Those among the first that wait whose callers have gone."""
+        """Those among the first that wait whose callers have gone; between slices nobody is asked."""
         with self._changed:
-            polled = self._waiting.worth_polling() if self._can_launch() else []
+            polled = self._waiting.worth_polling() if self._can_launch() and not self._opened else []
         try:
             return [request for request in polled if request.reply_to.is_cancelled()]
         except Exception:
@@ -186,9 +206,9 @@ class Batcher(Generic[Job]):
             with self._changed:
                 self._in_flight -= 1
                 self._changed.notify_all()
-            for request, answer in zip(requests, answers, strict=True):
+            for request, answer in zip(requests, answers, strict=False):  # a slice answers nobody
                 try:
-                    self._add_part(request, answer)
+                    self._replies.add_part(request, answer)
                 except Exception:
                     # This thread answers every request: it must live on.
                     log.exception("a request could not be answered")
@@ -201,12 +221,14 @@ class Batcher(Generic[Job]):
             if self._model.async_launch:
                 self._launch_ready()
 
-    def _await(self, batch: LaunchedBatch, jobs: int) -> tuple[Sequence[Any], bool]:
+    def _await(self, batch: Launched, jobs: int) -> tuple[Sequence[Any], bool]:
         """Wait for a batch. Returns one answer per job, and whether it completed: else all are the same error."""
         begin, completed = time.monotonic(), False
+        answers: Sequence[Any] = []
         try:
-            answers = batch.finish()
-            if len(answers) != jobs:
+            if isinstance(batch, LaunchedSlice):
+                batch.finish()
+            elif len(answers := batch.finish()) != jobs:
                 raise ValueError(f"a batch of {jobs} jobs has {len(answers)} answers")
             completed = True
         except Exception as error:
@@ -220,31 +242,3 @@ class Batcher(Generic[Job]):
             with self._changed:
                 (self._pace.finished if completed else self._pace.forget)(time.monotonic())
         return answers, completed
-
-    def _add_part(self, request: QueuedRequest[Job], answer: Any) -> None:
-        """Keep the answer of a request's next part; its last part or its first error answers the request."""
-        with self._changed:
-            request.answers.append(answer)
-            is_last = request.done is None and len(request.answers) == request.launched
-        if isinstance(answer, RequestError) or (request.launched == 1 and is_last):
-            self._answer(request, answer)
-        elif is_last:
-            self._answer(request, self._join(request))
-
-    def _join(self, request: QueuedRequest[Job]) -> Any:
-        """The answer of a request of several parts; an error if they cannot be joined."""
-        try:
-            return self._model.join(request.job, request.answers)
-        except Exception as error:
-            return to_request_error(error)
-
-    def _answer(self, request: QueuedRequest[Job], answer: Any) -> None:
-        """Answer a request, once."""
-        with self._changed:
-            if request.answered:
-                return
-            request.answered = True
-            self._waiting.answered(request)
-            if not isinstance(answer, RequestError):
-                self.totals.call.observe(time.monotonic() - request.since)
-        request.reply_to.send(answer)

@@ -5,6 +5,7 @@ Counting is cheap and exporting is not: calls never wait for a round trip to the
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -24,6 +25,7 @@ SECONDS = {
     "hiscore_answer_seconds_total": "Seconds spent on sending answers",
 }
 ERRORS = {"hiscore_errors_total": f"Calls answered with an error: {', '.join(code.value for code in Code)}"}
+EXPORTS = {"hiscore_exports_total": "Times that this instance's metrics were exported"}
 NO_MEMORY = {"hiscore_shared_memory_failures_total": "Answers for which /dev/shm had no room"}
 
 
@@ -69,6 +71,28 @@ class HistogramFeed:
         self._totals.add(
             **{f"{name}_sum": new.of("sum", total), f"{name}_count": new.of("count", buckets["+Inf"])}
         )
+
+
+class CountsFeed:
+    """Adds up what batches count, and exports the sums.
+
+    Args:
+        counters: Counters by the names under which amounts are added.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters, self._lock = counters, threading.Lock()
+        self._new: Counter[str] = Counter()
+
+    def add(self, **amounts: int) -> None:
+        """Count, from any thread and without a round trip."""
+        with self._lock:
+            self._new.update(amounts)
+
+    def update(self) -> None:
+        with self._lock:
+            new, self._new = self._new, Counter()
+        self._counters.add(**new)
 
 
 class ErrorsFeed:
@@ -120,10 +144,17 @@ def batcher_feeds(labels: dict[str, str], totals: Totals, errors: ErrorLog) -> l
 
 
 class Exporter:
-    """Updates feeds once a second, on a thread of its own."""
+    """Updates feeds once a second, on a thread of its own.
 
-    def __init__(self, feeds: Sequence[Feed]) -> None:
-        self._feeds = feeds
+    Args:
+        feeds: What is exported.
+        labels: Of the counter of exports.
+    """
+
+    def __init__(self, feeds: Sequence[Feed], labels: dict[str, str]) -> None:
+        self._exports = CountsFeed(Counters(EXPORTS, labels))
+        # At the end of each export: whoever sees it twice sees all that was counted before.
+        self._feeds = [*feeds, self._exports]
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hiscore-metrics", daemon=True)
         self._thread.start()
@@ -137,6 +168,7 @@ class Exporter:
         closed = False
         while not closed:
             closed = self._closed.wait(EXPORT_EVERY_S)
+            self._exports.add(hiscore_exports_total=1)
             for feed in self._feeds:
                 try:
                     feed.update()

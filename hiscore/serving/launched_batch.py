@@ -1,6 +1,6 @@
 """A batch between its launch and its answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -22,6 +22,25 @@ class LaunchedBatch(Protocol):
         """Update metrics; called after all callers have been answered."""
 
 
+class LaunchedSlice:
+    """A slice of a batch that is being computed; others follow."""
+
+    def __init__(
+        self, left: int, wait: Callable[[], None], launch_next: Callable[[], "LaunchedBatch | LaunchedSlice"]
+    ) -> None:
+        """Describe it.
+
+        Args:
+            left: Slices of the batch that are yet to be launched.
+            wait: Returns when this one has been computed.
+            launch_next: Launches the next one; the last one answers the batch.
+        """
+        self.left, self.finish, self.launch_next = left, wait, launch_next
+
+    def count(self) -> None:
+        """Its batch is not complete."""
+
+
 class FailedBatch:
     """A batch whose launch failed."""
 
@@ -38,7 +57,7 @@ class FailedBatch:
 class CompletedBatch:
     """A batch that has been answered, but not counted; None for one that failed, which counts nothing."""
 
-    def __init__(self, batch: LaunchedBatch | None) -> None:
+    def __init__(self, batch: LaunchedBatch | LaunchedSlice | None) -> None:
         self._batch = batch
 
     def finish(self) -> Sequence[Any]:

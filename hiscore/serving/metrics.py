@@ -1,6 +1,6 @@
-"""Our metrics, exported alongside Triton's, updated once per batch or once a second.
+"""Our metrics, exported alongside Triton's.
 
-Every update is a round trip to the server's process: none belongs into a loop over requests, items or tokens.
+Every update is a round trip to the server's process, for which no call is to wait: see `feeds`.
 """
 
 from collections.abc import Mapping

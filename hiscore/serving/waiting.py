@@ -15,6 +15,9 @@ from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.queue_order import QueueOrder
 from hiscore.serving.queued_request import QueuedRequest
+from hiscore.serving.request_order import RequestOrder
+from hiscore.serving.sliced_order import SlicedOrder
+from hiscore.serving.stale_entries import drop_stale
 from hiscore.serving.totals import Totals
 
 # Before a batch is formed, up to MAX_POLLED of the requests that have waited for POLL_AFTER_S are checked for
@@ -32,7 +35,11 @@ class WaitingRequests(Generic[Job]):
         self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals, board: LoadBoard
     ) -> None:
         self._model, self._limits, self._totals, self._board = model, limits, totals, board
-        self._order: QueueOrder[QueuedRequest[Job]] = QueueOrder(limits.max_batch_cost)
+        self._order: RequestOrder[QueuedRequest[Job]] = (
+            SlicedOrder(limits.max_batch_cost, model.between)
+            if model.between
+            else QueueOrder(limits.max_batch_cost)
+        )
         self._deadlines: list[tuple[float, int, QueuedRequest[Job]]] = []  # a heap
         self._numbers = count()
         self._not_started = 0
@@ -58,6 +65,8 @@ class WaitingRequests(Generic[Job]):
         self._not_started += 1
         self._total_cost = total_cost
         self._order.add(request, size, contended=busy or len(self._order) > 0)
+        # Behind one that waits, those with later deadlines stay when they have started.
+        drop_stale(self._deadlines, lambda entry: self._has_to_start(entry[2]), self._not_started)
         heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         self.publish_load()
         return True
@@ -79,7 +88,7 @@ class WaitingRequests(Generic[Job]):
         self._board.publish(math.inf if full else self._total_cost + alone)
 
     def expects_small(self) -> bool:
-        """Whether a batch is better formed as late as possible: see `QueueOrder.expects_small`."""
+        """Whether a batch is better formed as late as possible: see `RequestOrder.expects_small`."""
         return self._order.expects_small()
 
     def worth_polling(self) -> list[QueuedRequest[Job]]:
@@ -89,9 +98,12 @@ class WaitingRequests(Generic[Job]):
         return [request for request in islice(self._order, MAX_POLLED) if request.since < since]
 
     def next_batch(
-        self, cancelled: Collection[QueuedRequest[Job]]
+        self, cancelled: Collection[QueuedRequest[Job]], between: bool = False
     ) -> tuple[list[tuple[QueuedRequest[Job], Job]], int, Dropped[Job]]:
-        """Take the next batch: requests and the part of each, its cost; and those that are late or cancelled."""
+        """Take the next batch: requests and the part of each, its cost; and those that are late or cancelled.
+
+        Between two slices of another batch, the next slice may have its turn instead: then no request is taken.
+        """
         now = time.monotonic()
         dropped: Dropped[Job] = []
         for request in cancelled:
@@ -104,7 +116,10 @@ class WaitingRequests(Generic[Job]):
                 late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
                 self._drop(request, "late", late, dropped)
         batch = _Batch(self._model)
-        self._order.fill(batch)
+        if between:
+            self._order.fill_between(batch)
+        else:
+            self._order.fill(batch)
         for request in batch.started:
             self._not_started -= 1
             self._totals.queue_wait.observe(now - request.since)

@@ -89,4 +89,5 @@ class ApiProcessSettings(ApiSettings, LogSettings, BaseSettings):
     """The models that are there, separated by commas."""
     max_context: int | None = None
     max_call_tokens: PositiveInt = Limits().max_call_tokens
+    max_labels: PositiveInt = Limits().max_labels
     drain_timeout_s: NonNegativeInt = 30

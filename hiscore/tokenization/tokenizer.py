@@ -10,6 +10,7 @@ from hiscore.tokenization.auto_tokenizer import AutoTokenizer
 from hiscore.tokenization.pair_template import PROBES, PairTemplate, find_pair_template
 from hiscore.tokenization.safe_splits import split_rule
 from hiscore.tokenization.split_rule import SplitRule
+from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.token_length import max_bytes_per_token
 
 
@@ -19,6 +20,7 @@ class TextTokenizer:
 
     Attributes:
         backend: The fast tokenizer, with truncation and padding off.
+        encoder: Gives its ids, without special tokens.
         adds_affixes: Special tokens are only a fixed prefix and suffix of every text. Otherwise only whole texts
             can be encoded, and prefix and suffix are empty.
         prefix: Token ids before every text.
@@ -29,6 +31,7 @@ class TextTokenizer:
     """
 
     backend: Tokenizer
+    encoder: TextEncoder
     adds_affixes: bool
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -37,7 +40,7 @@ class TextTokenizer:
     bytes_per_token: int | None = None
 
     def encode(self, texts: list[str], labels: list[str]) -> tuple[list[list[int]], list[list[int]]]:
-        """Encode all texts and labels in one call that uses every core.
+        """Encode all texts and labels together, many of them on several cores.
 
         Args:
             texts: Get special tokens here only if these are not affixes.
@@ -50,9 +53,9 @@ class TextTokenizer:
             Panic: The library gave up on one of them.
         """
         if self.adds_affixes:
-            ids = self._encode(texts + labels, special=False)
+            ids = self.encoder.encode(texts + labels)
             return ids[: len(texts)], ids[len(texts) :]
-        return self._encode(texts, special=True), self._encode(labels, special=False)
+        return self._encode_special(texts), self.encoder.encode(labels)
 
     def encode_whole(self, text: str, special: bool) -> list[int]:
         """Encode one text, with the special tokens that the checkpoint puts around it (`special`) or as it stands.
@@ -60,12 +63,15 @@ class TextTokenizer:
         Raises:
             Panic: The library gave up on it.
         """
-        (ids,) = self._encode([text], special)
-        return ids
+        if special and not self.adds_affixes:
+            (ids,) = self._encode_special([text])
+            return ids
+        (ids,) = self.encoder.encode([text])
+        return [*self.prefix, *ids, *self.suffix] if special else ids
 
-    def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
+    def _encode_special(self, texts: list[str]) -> list[list[int]]:
         with panics_raised():
-            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=special)
+            encodings = self.backend.encode_batch_fast(texts)
         return [encoding.ids for encoding in encodings]
 
 
@@ -98,6 +104,7 @@ def load_tokenizer(checkpoint: Path, pairs: bool = False) -> TextTokenizer:
     prefix, suffix = affixes or ((), ())
     return TextTokenizer(
         backend,
+        TextEncoder(backend),
         adds_affixes=affixes is not None,
         prefix=prefix,
         suffix=suffix,

@@ -23,7 +23,7 @@ def test_layout_can_be_taken_apart_again(
     kind: str, query: list[int], items: list[list[int]], data: st.DataObject
 ) -> None:
     whole = lay_out(as_given(query, kind), [as_given(item, kind) for item in items])
-    assert whole.sizes() == [len(item) + 1 for item in items]
+    assert whole.sizes == [len(item) + 1 for item in items]
     start = data.draw(st.integers(0, len(items)))
     stop = data.draw(st.integers(start, len(items)))
     for layout, expected in ((whole, items), (whole.part(slice(start, stop)), items[start:stop])):

@@ -171,17 +171,20 @@ def test_graphs_sample_what_launches_sample(
         assert client.failures == []
         return [outcome.tokens for outcome in outcomes]
 
-    launched: list[int] = []
-    sample = worker._runner.sample
+    forward, in_steps = worker._runner.forward, 0
 
-    def count_and_sample(seq_indices: Any, sampling: SamplingBatch) -> Tensor:
-        launched.append(len(seq_indices))
-        return sample(seq_indices, sampling)
+    def count_and_forward(*step: Any) -> StepOutputs:
+        nonlocal in_steps
+        outputs = forward(*step)
+        in_steps += outputs.drawn and not step[3].is_greedy
+        return outputs
 
-    monkeypatch.setattr(worker._runner, "sample", count_and_sample)
+    monkeypatch.setattr(worker._runner, "forward", count_and_forward)
     in_graphs, others = drawn(), drawn(seed=9)
-    assert len(launched) > 24
-    monkeypatch.setattr(worker._runner, "sample", lambda *_: None)
+    assert in_steps > 24
+    monkeypatch.setattr(
+        worker._runner, "forward", lambda *step: replace(forward(*step[:3]), drawn=step[3].is_greedy)
+    )
     assert drawn() == in_graphs
     assert others[1] == in_graphs[1]  # greedy
     assert others[0] != in_graphs[0]  # the control

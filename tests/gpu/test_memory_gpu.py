@@ -12,7 +12,7 @@ from hiscore.graph_capture import StaticOutputs
 from hiscore.memory.plan import MemoryLine
 from hiscore.models.activations import output_bytes
 from hiscore.models.config import read_architecture
-from hiscore.prefill.row_counts import capture_sizes
+from hiscore.prefill.row_counts import capture_sizes, output_rows
 from hiscore.scoring.memory import CUDA_BYTES, plan_memory, pool_sizes
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
@@ -44,14 +44,21 @@ def test_the_scorer_takes_what_it_plans(tmp_path: Path) -> None:
     torch.cuda.synchronize()
     taken = before - free_bytes(device)
     sizes = pool_sizes(a, 2, BUDGET, 0)
-    weights = torch.cuda.memory_allocated(device) - scorer.runner.pool.nbytes - output_bytes(a, BUDGET, 2)
+    weights = (
+        torch.cuda.memory_allocated(device)
+        - scorer.runner.pool.nbytes
+        - output_bytes(a, output_rows(BUDGET, in_slices=True), 2)
+    )
     plan = plan_memory(str(device), a, 2, MemoryLine("weights", weights), BUDGET, sizes.pages)
     print(plan.table(before), f"measured {taken / 2**30:.2f} GiB", sep="\n")
     # All of it is in the plan; and the plan is not so wide that models are refused that would fit.
     assert taken <= plan.total
     assert plan.total - CUDA_BYTES <= 1.3 * taken
     # Outputs of their own for each graph would have been noticed.
-    shared, own = output_bytes(a, BUDGET, 2), sum(output_bytes(a, rows, 2) for rows in capture_sizes(BUDGET))
+    shared, own = (
+        output_bytes(a, output_rows(BUDGET, in_slices=True), 2),
+        sum(output_bytes(a, rows, 2) for rows in capture_sizes(BUDGET)),
+    )
     stored = 2 * sum(prod(shape) for shape in random_checkpoint.tensors(config_of("qwen3-0.6b")).values())
     unplanned = allocated - stored - scorer.runner.pool.nbytes - shared
     tables = 2**28  # rotary tables, inputs of graphs
@@ -64,12 +71,12 @@ def test_all_graphs_leave_their_outputs_in_one_place(
 ) -> None:
     """Without static outputs (the control) every graph keeps its own."""
     if not static:
-        monkeypatch.setattr(StaticOutputs, "keep", lambda self, *outputs: outputs)
+        monkeypatch.setattr(StaticOutputs, "keep", lambda self, *outputs, first=0: outputs)
     checkpoint = random_checkpoint.write_config("tiny", tmp_path)
     with random_checkpoint.in_memory("cuda"):
         runner = Scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0).runner
-    for graphs in (runner._graphs, runner._tails):
-        outputs = zip(*(outputs for _, outputs in graphs.values()), strict=True)
+    for graphs in ([slices[-1] for slices in runner._graphs.values()], runner._tails.values()):
+        outputs = zip(*(outputs for _, outputs in graphs), strict=True)
         places = [{output.data_ptr() for output in each} for each in outputs]
         assert len(graphs) > 4
         assert all((len(each) == 1) == static for each in places), places

@@ -88,7 +88,7 @@ def test_padding_rows_reach_nothing(checkpoints) -> None:
     call = random_tokens(np.random.default_rng(1), 13, [5, 9], VOCABULARY)
     first = score(scorer, [call], options)[0]
     scorer.runner.pool.fill_(float("nan"))
-    scorer.runner._static.random_(0, 400)
+    scorer.runner._few_rows.buffer.random_(0, 400)
     np.testing.assert_array_equal(score(scorer, [call], options)[0], first)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
 from hiscore.settings import ServeSettings
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 
 @dataclass(frozen=True)
@@ -50,3 +50,8 @@ def call(api: Api, path: str, body: Any = None, **headers: str) -> Reply:
     except urllib.error.HTTPError as error:
         with error:
             return Reply(error.code, error.headers, error.read())
+
+
+def wait_for_metric(api: Api, text: str) -> None:
+    """Wait until the API's page of metrics has a text: an answer is counted once it has been sent."""
+    wait_until(lambda: text in call(api, "/metrics").body.decode(), lambda: text)

@@ -1,39 +1,41 @@
 """What the metrics endpoint counts, before and after, and the processor time that models take."""
 
 import re
-import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import psutil
 
 from hiscore.launcher import Server
+from perf.loadgen.exports import page, wait_for_exports
 from tests.support.timeouts import wait_until
 
+EXPORTS = "hiscore_exports_total"
 LINE = re.compile(r'^(\w+)\{(?:[^}]*,)?model="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 
 
 def read(server: Server) -> Counter[tuple[str, str]]:
     """Counters by (model, name), summed over their other labels."""
-    with urllib.request.urlopen(server.metrics_url) as response:
-        found = LINE.findall(response.read().decode())
+    found = LINE.findall(page(server.metrics_url))
     counters: Counter[tuple[str, str]] = Counter()
     for name, model, value in found:
-        counters[model, name] += int(float(value))
+        if name != EXPORTS:
+            counters[model, name] += int(float(value))
     return counters
 
 
-def settled(server: Server) -> dict[tuple[str, str], int]:
-    """As `read`, once nothing has risen for a while: a batch is counted just after it is answered."""
-    last, same = read(server), 0
-    while same < 5:
-        time.sleep(0.1)
-        now = read(server)
-        same = same + 1 if now == last else 0
+def settled(
+    server: Server, read: Callable[[Server], Counter[tuple[str, str]]] = read
+) -> Counter[tuple[str, str]]:
+    """What `read` finds once all is exported and nothing rises: a batch is counted just after it is answered."""
+    last: Counter[tuple[str, str]] = Counter()
+    for _ in range(100):
+        wait_for_exports(server.metrics_url)
+        if (now := read(server)) == last:
+            return now
         last = now
-    return last
+    raise AssertionError("counts go on rising: calls are still being made")
 
 
 @contextmanager

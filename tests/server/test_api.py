@@ -21,9 +21,10 @@ from transformers import AutoTokenizer
 from hiscore.launcher import LaunchError, Server
 from hiscore.launcher.api import Api
 from hiscore.prompts.rerank import RerankPrompts
-from tests.server.api import api_of, call
+from tests.server.api import api_of, call, wait_for_metric
 from tests.server.raw_http import leak, post
 from tests.support.comparison import check, truth_of
+from tests.support.processes import alive
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -227,9 +228,11 @@ def test_metrics_health_models_and_description(api: Api, smollm: Path) -> None:
     assert call(api, "/health").json == {"status": "ok"}
     assert [each["id"] for each in call(api, "/v1/models").json["data"]] == [smollm.name]
     call(api, "/v1/ranking", {})
-    page = call(api, "/metrics").body.decode()
-    assert 'hiscore_api_requests_total{route="/v1/ranking",status="400"}' in page
-    assert 'hiscore_api_request_seconds_bucket{le="0.001",route="/v1/ranking",status="400"}' in page
+    for counted in (
+        'hiscore_api_requests_total{route="/v1/ranking",status="400"}',
+        'hiscore_api_request_seconds_bucket{le="0.001",route="/v1/ranking",status="400"}',
+    ):
+        wait_for_metric(api, counted)
     described = call(api, "/openapi.json").json
     assert set(described["paths"]) >= {"/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/ranking"}
     assert call(api, "/docs").status == 404
@@ -272,11 +275,10 @@ def test_processes_share_the_port_and_all_go(server: Server, tmp_path: Path) -> 
     with api_of(server, tmp_path / "log", api_processes=2) as api:
         for _ in range(20):
             assert call(api, "/rerank", {"query": "a", "texts": ["b"]}).status == 200
-        page = call(api, "/metrics").body.decode()
-        assert 'hiscore_api_requests_total{route="/rerank",status="200"} 20.0' in page
+        wait_for_metric(api, 'hiscore_api_requests_total{route="/rerank",status="200"} 20.0')
         processes = [psutil.Process(api.pid), *psutil.Process(api.pid).children(recursive=True)]
         assert len(processes) > 2
-    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes)
+    assert not alive(processes)
 
 
 def test_a_dead_api_is_restarted_alone(server: Server, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from hiscore.launcher import Server
 from hiscore_client import ScoreClient
+from tests.support.processes import alive
 from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -77,7 +78,7 @@ def test_the_api_alone_serves_the_models_of_another_server(lm: Server, tiny_lm: 
         assert not [each for each in below if "triton" in each.name()], "no models of its own"
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
-        assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        assert not alive(below)
     assert lm.fault() == ""
 
 

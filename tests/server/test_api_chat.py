@@ -21,8 +21,9 @@ from hiscore.launcher.api import Api
 from hiscore.prompts.chat import read_chat_template
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.token_limits import TokenLimits
-from tests.server.api import api_of, call
+from tests.server.api import api_of, call, wait_for_metric
 from tests.server.counters import read as read_counters
+from tests.server.counters import settled
 from tests.server.generation import over_grpc
 from tests.server.raw_http import leak, post
 from tests.server.sse import all_events, events
@@ -367,6 +368,7 @@ LONG = {"prompt": PROMPT, "max_tokens": 8_000, "temperature": 0, "ignore_eos": T
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_caller_that_leaves_frees_its_sequence(api: Api, server: Server, stream: bool) -> None:
     wait_until(lambda: held(server) == 0, lambda: "something runs already")
+    settled(server)
     before = generated(server)
     if stream:
         with events(api, TEXT, LONG) as read:
@@ -379,8 +381,7 @@ def test_a_caller_that_leaves_frees_its_sequence(api: Api, server: Server, strea
     wait_until(lambda: held(server) == 0, lambda: "it still runs")
     # It has not come to its end.
     assert generated(server) - before < LONG["max_tokens"]
-    page = lambda: call(api, "/metrics").body.decode()  # noqa: E731
-    wait_until(lambda: f'route="{TEXT}",status="499"' in page(), lambda: "it is not counted")
+    wait_for_metric(api, f'route="{TEXT}",status="499"')
 
 
 def connect(api: Api) -> socket.socket:
@@ -412,9 +413,8 @@ def test_a_reader_that_does_not_read_holds_up_nobody(api: Api, server: Server) -
 
 def test_tokens_are_timed(api: Api) -> None:
     all_events(api, CHAT, messages=MESSAGES, **GREEDY)
-    page = call(api, "/metrics").body.decode()
-    assert f'hiscore_api_time_to_first_token_seconds_count{{route="{CHAT}"}}' in page
-    assert f'hiscore_api_time_between_tokens_seconds_bucket{{le="0.001",route="{CHAT}"}}' in page
+    wait_for_metric(api, f'hiscore_api_time_to_first_token_seconds_count{{route="{CHAT}"}}')
+    wait_for_metric(api, f'hiscore_api_time_between_tokens_seconds_bucket{{le="0.001",route="{CHAT}"}}')
 
 
 def test_a_stop_lets_streams_finish(server: Server, tmp_path: Path) -> None:
@@ -432,10 +432,9 @@ def test_a_stop_lets_streams_finish(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_stream_that_fails_says_so_and_ends(server: Server, tmp_path: Path) -> None:
-    with api_of(server, tmp_path / "log", api_timeout_s=1) as api:
+    with api_of(server, tmp_path / "log", api_timeout_s=3) as api:
         *_, error = all_events(api, TEXT, **LONG)
         assert error["error"]["code"] == "deadline_exceeded"
         assert "choices" not in error
         assert call(api, TEXT, {**LONG}).status == 504
-        page = call(api, "/metrics").body.decode()
-        assert f'hiscore_api_requests_total{{route="{TEXT}",status="504"}} 2.0' in page
+        wait_for_metric(api, f'hiscore_api_requests_total{{route="{TEXT}",status="504"}} 2.0')

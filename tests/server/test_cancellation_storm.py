@@ -10,6 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from hiscore.launcher import Server
+from perf.loadgen.exports import wait_for_exports
 from tests.server import counters
 from tests.server.beside import good_calls_beside
 from tests.server.footprint import UNDER_WAY, footprint
@@ -74,8 +75,9 @@ def storm(server: Server, seed: int) -> list[str]:
 
 
 def rest(server: Server) -> None:
-    """Wait until nothing of decode runs, waits or holds room: what it counts is shown about once a second."""
+    """Wait until nothing of decode runs, waits or holds room."""
     over_grpc(server, {"input_ids": [11]}, max_tokens=2, ignore_eos=True)
+    wait_for_exports(server.metrics_url)
     wait_until(lambda: not any(gauges(server).values()), lambda: gauges(server))
 
 
@@ -99,6 +101,7 @@ def test_after_storms_of_cancellations_all_is_as_before(abused: Server, tiny_lm:
     # 400 more of either kind: 50 KiB for each would be seen. oneDNN compiles code for new numbers of rows.
     assert after.memory - before.memory < 20
     # What it counts goes on rising, about once a second: nothing waits behind what was cancelled.
+    counters.settled(server)
     counted = tokens(server)
     over_grpc(server, {"input_ids": [11, 12]}, max_tokens=30, ignore_eos=True)
     wait_until(lambda: tokens(server) >= counted + 30)

@@ -1,6 +1,5 @@
 """The prefix cache of `decode` through a real tritonserver: a conversation prefills what is new of each turn."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from hiscore.launcher import Server
 from tests.server.conftest import StartServer
-from tests.server.counters import read
+from tests.server.counters import settled
 from tests.server.generation import whole
 from tests.support.tiny_models import CONTEXT
 
@@ -32,15 +31,13 @@ def converse(server: Server) -> list[tuple[int, int]]:
     return turns
 
 
-def counted(server: Server, tokens: int) -> tuple[int, int]:
-    """Prompt tokens that were prefilled and that were found, once the metrics show so many together."""
-    names = ("hiscore_decode_prompt_tokens_total", "hiscore_decode_cached_tokens_total")
-    for _ in range(200):
-        prefilled, found = (read(server)["decode", name] for name in names)
-        if prefilled + found == tokens:
-            return prefilled, found
-        time.sleep(0.1)  # metrics follow a moment later
-    raise AssertionError(f"{prefilled} and {found} tokens, not {tokens}")
+def counted(server: Server) -> tuple[int, int]:
+    """Prompt tokens that were prefilled and that were found."""
+    counts = settled(server)
+    prefilled, found = (
+        counts["decode", f"hiscore_decode_{name}_tokens_total"] for name in ("prompt", "cached")
+    )
+    return prefilled, found
 
 
 @pytest.mark.parametrize(
@@ -55,7 +52,7 @@ def test_each_turn_prefills_what_is_new(
     server = start_server(tiny_lm, models="decode", host_kv_bytes=2**28, **settings)
     turns = converse(server)
     prompts, found = (sum(each) for each in zip(*turns, strict=True))
-    assert counted(server, prompts) == (prompts - found, found)
+    assert counted(server) == (prompts - found, found)
     if "prefix_cache" in settings:
         # The last token of an answer was never fed, and blocks are whole.
         assert all(prompt - found <= QUESTION + BLOCK for prompt, found in turns)

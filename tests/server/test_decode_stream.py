@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ PROMPT = [11, 12, 13, 14, 15]
 CONTEXT = 2**15
 LONG: dict[str, Any] = {"max_tokens": 30_000, "ignore_eos": True}
 """Longer than what any test does meanwhile: a minute of work or more."""
-STREAMS, QUEUE = 4, 3
+STREAMS, QUEUE, MANY = 4, 3, 64
 
 
 @pytest.fixture(scope="module")
@@ -316,6 +316,7 @@ def test_cancelling_frees_what_a_sequence_held(decode: Server, way: Any) -> None
     def tokens() -> int:
         return counters.read(decode)["decode", "hiscore_decode_tokens_total"]
 
+    counters.settled(decode)
     before = tokens()
     with way(decode, {"input_ids": PROMPT}, **LONG) as responses:
         next(responses)
@@ -356,23 +357,28 @@ def test_a_deadline_ends_a_generation_with_an_error(decode: Server) -> None:
 def test_a_full_queue_is_unavailable(decode: Server) -> None:
     """A sequence that has run for long may be preempted; it then does not count as waiting."""
 
-    def call(_: int) -> Generation | Refused:
+    calls: list[Future[Generation | Refused]] = []
+
+    def call() -> Generation | Refused:
         try:
             return over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
         except Refused as error:
             return error
 
-    with ExitStack() as held, ThreadPoolExecutor(2 * STREAMS) as pool:
+    with ExitStack() as held, ThreadPoolExecutor(MANY) as pool:
         for _ in range(STREAMS + QUEUE):
             held.enter_context(grpc_stream(decode, {"input_ids": PROMPT}, **LONG))
         wait_until(lambda: present(decode) == STREAMS + QUEUE)
-        calls = [pool.submit(call, number) for number in range(2 * STREAMS)]
-        wait_until(lambda: any(call.done() for call in calls))
+
+        def is_refused() -> bool:
+            calls.append(pool.submit(call))
+            return any(isinstance(each.result(), Refused) for each in calls if each.done())
+
+        wait_until(is_refused)
         held.close()
         outcomes = [call.result() for call in calls]
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
     served = [outcome for outcome in outcomes if isinstance(outcome, Generation)]
-    assert refused
     assert {error.code for error in refused} == {"UNAVAILABLE"}
     assert all("the queue is full" in error.message for error in refused)
     assert all(len(generation.ids) == 30 for generation in served)

@@ -2,8 +2,10 @@
 
 import re
 import shutil
-import urllib.request
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,11 @@ import tritonclient.grpc as triton
 
 from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
+from perf.loadgen.exports import page
 from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
 from tests.server.counters import settled
-from tests.server.generation import grpc_stream, over_grpc
-from tests.server.wire import Refused
+from tests.server.generation import Response, grpc_stream, over_grpc
 from tests.support.decoding import checkpoint
 from tests.support.timeouts import wait_until
 
@@ -27,6 +29,7 @@ LONG = {"max_tokens": 30_000, "ignore_eos": True}
 MAX_STREAMS, MAX_QUEUE = 2, 1
 PROMPT = [token % 400 for token in range(300)]
 TOTAL = len(PROMPT) + 3 * SMALL
+MANY = 64
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +40,15 @@ def long_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def by_device(server: Server, metric: str) -> Counter[str]:
     """A metric of each instance."""
-    with urllib.request.urlopen(server.metrics_url) as response:
-        found = re.findall(
-            rf'^{metric}\{{(?:[^}}]*,)?device="([^"]+)"[^}}]*\}} (\S+)$',
-            response.read().decode(),
-            re.MULTILINE,
-        )
+    line = rf'^{metric}\{{(?:[^}}]*,)?device="([^"]+)"[^}}]*\}} (\S+)$'
+    found = re.findall(line, page(server.metrics_url), re.MULTILINE)
     return Counter({device: int(float(value)) for device, value in found})
+
+
+def present(server: Server) -> Counter[str]:
+    """Calls that wait or run on each instance; a waiting one may preempt one that has run for long."""
+    stages = ("waiting", "prefilling", "running", "preempted")
+    return sum((by_device(server, f"hiscore_decode_{stage}") for stage in stages), Counter())
 
 
 def in_turn(target: Path) -> Path:
@@ -90,22 +95,26 @@ def test_calls_are_refused_only_when_all_instances_are_full(
         long_llama, models="decode", cpu_instances=2, host_kv_bytes=2**28,
         max_streams=MAX_STREAMS, max_queue=MAX_QUEUE,
     )  # fmt: skip
-    open_calls = []
-    try:
-        for _ in range(2 * MAX_STREAMS):
-            open_calls.append(grpc_stream(server, {"input_ids": PROMPT}, **LONG))
-            next(open_calls[-1].__enter__())
-        # All run; now the queues are filled, one call more than they hold.
-        waiting = [grpc_stream(server, {"input_ids": PROMPT}, **LONG) for _ in range(2 * MAX_QUEUE)]
-        responses = [call.__enter__() for call in waiting]
-        open_calls += waiting
-        wait_until(lambda: by_device(server, "hiscore_decode_waiting").total() >= len(waiting))
-        with pytest.raises(Refused, match="the queue is full"):
-            over_grpc(server, {"input_ids": PROMPT}, **LONG)
-        assert responses
-    finally:
-        for call in open_calls:
-            call.__exit__(None, None, None)
+    devices, calls_each = ("cpu:0", "cpu:1"), MAX_STREAMS + MAX_QUEUE
+    with ThreadPoolExecutor(MANY) as pool, ExitStack() as held:
+
+        def call() -> Iterator[Response]:
+            return held.enter_context(grpc_stream(server, {"input_ids": PROMPT}, **LONG))
+
+        for _ in range(len(devices) * MAX_STREAMS):
+            next(call())
+        for _ in range(len(devices) * MAX_QUEUE):
+            call()
+        wait_until(lambda: present(server) == dict.fromkeys(devices, calls_each), lambda: present(server))
+        # One that has waited for long preempts another and leaves its place in the queue to one more.
+        first_responses: list[Future[Response]] = []
+
+        def is_refused() -> bool:
+            first_responses.append(pool.submit(next, call()))
+            errors = [each.exception() for each in first_responses if each.done()]
+            return any("the queue is full" in str(error) for error in errors)
+
+        wait_until(is_refused)
 
 
 def test_a_large_call_does_not_keep_small_ones_from_the_other_scorer(
@@ -115,6 +124,7 @@ def test_a_large_call_does_not_keep_small_ones_from_the_other_scorer(
         tiny_llama, models="scorer", cpu_instances=2, query_cache_bytes=2**24, max_batch_tokens=1_000
     )
     large, small, batches = 3_000, 1, "hiscore_batches_total"
+    settled(server)
     with triton.InferenceServerClient(server.grpc_url) as client:
         while True:
             before = by_device(server, "hiscore_items_total")

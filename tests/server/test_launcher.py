@@ -18,7 +18,8 @@ from hiscore.launcher.ports import Ports
 from hiscore.settings import ServeSettings
 from tests.server.conftest import StartServer
 from tests.server.leftovers import leftovers, processes
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.processes import alive
+from tests.support.timeouts import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -160,7 +161,7 @@ def test_a_model_that_dies_right_after_the_start_is_missed(tiny_llama: Path, tmp
     with Server(settings(tiny_llama, models="scorer"), tmp_path / "server.log") as server:
         (stub,) = (child for child in psutil.Process(server.pid).children() if "stub" in child.name())
         stub.kill()
-        psutil.wait_procs([stub], timeout=TIMEOUT_S)
+        wait_until(lambda: not alive([stub]))
         assert "the process of model scorer" in server.fault()
 
 

@@ -24,6 +24,7 @@ from hiscore.launcher.workspace import sweep
 from tests.server.busy import score, until_error
 from tests.server.held import Holdable
 from tests.server.leftovers import leftovers, server_below, wait_gone
+from tests.support.processes import start_heeding_sigint
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.server
@@ -44,15 +45,8 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
         environment.pop(name, None)  # variables of `make test` itself
     with log.open("w") as stderr:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        process = start_heeding_sigint(
+            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=stderr
         )
     try:
         assert process.stdout is not None

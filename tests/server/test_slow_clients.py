@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from hiscore.launcher import Server
-from tests.server.counters import read
+from tests.server.counters import read, settled
 from tests.server.footprint import UNDER_WAY, footprint
 from tests.server.generation import over_grpc
 from tests.server.raw_http import post
@@ -91,6 +91,7 @@ def test_half_a_request_is_forgotten_with_its_connection(abused: Server) -> None
 
 def test_a_stream_over_http_that_nobody_reads_goes_on_and_holds_up_nobody(abused: Server) -> None:
     with closing(connect(abused)) as connection:
+        settled(abused)
         before = tokens(abused)
         connection.sendall(STREAM)
         wait_until(lambda: tokens(abused) > before)
@@ -109,6 +110,7 @@ def test_a_stream_over_grpc_that_nobody_reads_goes_on_and_holds_up_nobody(abused
     with grpc.insecure_channel(abused.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = request_of("decode", GOOD["decode"], parameters)
+        settled(abused)
         before = tokens(abused)
         responses = stub.ModelStreamInfer(iter([request]), timeout=TIMEOUT_S)
         wait_until(lambda: tokens(abused) > before)

@@ -11,6 +11,7 @@ import pytest
 from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
+from tests.support.processes import alive
 from tests.support.timeouts import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -28,15 +29,6 @@ def spinners() -> list[psutil.Process]:
 
     wait_until(lambda: len(find()) == len(os.sched_getaffinity(0)))
     return find()
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that have not ended, whoever their parent is by now."""
-    found = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            found += [process] * (process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return found
 
 
 def scores(server: Server) -> np.ndarray:

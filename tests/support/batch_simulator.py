@@ -4,19 +4,25 @@ Times are in ms, as measured on an H200 with 0.6B parameters (mixed_lengths.json
 perf/results/h200): what a call takes alone is reproduced to 5% from 128 to 8,192 tokens, the p99 of the short ones
 under load to 3%. The host does one thing at a time. A call that arrives is accepted and, if there is room,
 launched at once; a batch that ends is answered, then the next one is launched. Where small calls are to be
-expected, the second batch waits until it is due (hiscore/serving/launch_pace.py).
+expected, the second batch waits until it is due (hiscore/serving/launch_pace.py). A batch in slices is so many
+launches, with others in between.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from hiscore.prefill.row_counts import slices_of
 from hiscore.serving.launch_pace import LaunchPace
+from hiscore.serving.sliced_order import SlicedOrder
 
 ACCEPT, LAUNCH, LAUNCH_TOKEN, COLLECT = 0.1, 0.9, 6e-5, 0.25
 FORWARD, FORWARD_TOKEN = 1.03, 1.68e-3
+SLICE_LAUNCH, SLICE_EARLY, SLICE_COLLECT, SLICE_GAP = 0.15, 0.05, 0.05, 0.03
+"""The same of a slice behind another, and what each adds on the device: assumed, not measured."""
 EARLY = 0.28
 """Of a forward, where the device is idle: its first kernels run while the rest are being launched."""
 JITTER, WAKE = 0.05, 0.3
@@ -24,6 +30,7 @@ JITTER, WAKE = 0.05, 0.3
 OUTSIDE = 0.9
 """Triton and gRPC."""
 IN_FLIGHT = 2
+LAYERS = 28
 ITEM = 64
 ARRIVAL, END, ALARM = range(3)
 
@@ -96,47 +103,79 @@ def alone(tokens: np.ndarray) -> np.ndarray:
     return ACCEPT + LAUNCH + FORWARD - EARLY + COLLECT + OUTSIDE + (LAUNCH_TOKEN + FORWARD_TOKEN) * tokens
 
 
+class Launch(NamedTuple):
+    """Of a batch or a slice of it: what it costs, ends, and takes the host and the device, in ms."""
+
+    cost: float
+    ends: list[tuple[Call, int]]
+    host: float
+    early: float
+    device: float
+    collect: float
+
+
+def launches(batch: Batch, in_slices: bool) -> list[Launch]:
+    """A batch, or its slices."""
+    slices = len(slices_of(batch.cost, LAYERS)) if in_slices else 1
+    host, device = LAUNCH + LAUNCH_TOKEN * batch.cost, FORWARD + FORWARD_TOKEN * batch.cost
+    if slices == 1:
+        return [Launch(batch.cost, batch.taken, host, EARLY, device, COLLECT)]
+    cost, device = batch.cost / slices, device / slices + SLICE_GAP
+    first = Launch(cost, [], host, EARLY, device, SLICE_COLLECT)
+    slice_ = Launch(cost, [], SLICE_LAUNCH, SLICE_EARLY, device, SLICE_COLLECT)
+    return [first, *(slices - 2) * [slice_], slice_._replace(ends=batch.taken, collect=COLLECT)]
+
+
 def sojourns(
     order: Order, arrivals: np.ndarray, sizes: np.ndarray, seed: int = 0, hold: bool = True
 ) -> np.ndarray:
     """How long each call takes from its arrival to its answer, in ms. `hold`: back a batch until it is due."""
     rng = np.random.default_rng(seed)
     answered = np.zeros(len(sizes))
-    # When, what, and of which call or batch.
+    # When, what, and of which call or launch.
     events: list[tuple[float, int, int]] = [(at, ARRIVAL, index) for index, at in enumerate(arrivals)]
     heapq.heapify(events)
-    running: list[Batch] = []
+    running: list[Launch] = []
+    opened: deque[Launch] = deque()  # the slices of a batch that are yet to be launched
     pace = LaunchPace()
     host = device = due = 0.0
-    batches = 0
+    launched = 0
     while events:
         at, what, index = heapq.heappop(events)
         host = max(host, at)
         if what == END:
             pace.finished(at / 1e3)
-            host += COLLECT
-            for call, _ in running.pop(0).taken:
+            ended = running.pop(0)
+            host += ended.collect
+            for call, _ in ended.ends:
                 if not call.left:
                     answered[call.index] = host
         elif what == ARRIVAL:
             contended = bool(running) or len(order) > 0
             host += ACCEPT
             order.add(Call(index, int(sizes[index])), int(sizes[index]), contended)
-        while len(order) and len(running) < IN_FLIGHT:
+        while (len(order) or opened) and len(running) < IN_FLIGHT:
             if hold and running and order.expects_small() and (now_due := 1e3 * pace.due()) > host:
                 if now_due != due:
                     due = now_due
                     heapq.heappush(events, (due + rng.uniform(0, WAKE), ALARM, 0))
                 break
             batch = Batch()
-            order.fill(batch)
-            assert batch.taken, "the device would stand still"
-            running.append(batch)
-            began, host = host, host + LAUNCH + LAUNCH_TOKEN * batch.cost
-            pace.launched(batch.cost, began / 1e3, host / 1e3)
-            took = (FORWARD + FORWARD_TOKEN * batch.cost) * max(0.5, rng.normal(1, JITTER))
-            device = max(device, host - EARLY) + took
-            heapq.heappush(events, (device, END, batches := batches + 1))
+            if not opened:
+                order.fill(batch)
+                assert batch.taken, "the device would stand still"
+                opened.extend(launches(batch, isinstance(order, SlicedOrder)))
+                launch = opened.popleft()
+            elif isinstance(order, SlicedOrder) and order.fill_between(batch):
+                (launch,) = launches(batch, in_slices=True)
+            else:
+                launch = opened.popleft()
+            running.append(launch)
+            began, host = host, host + launch.host
+            pace.launched(launch.cost, began / 1e3, host / 1e3)
+            took = launch.device * max(0.5, rng.normal(1, JITTER))
+            device = max(device, host - launch.early) + took
+            heapq.heappush(events, (device, END, launched := launched + 1))
     return answered - arrivals + OUTSIDE
 
 

@@ -48,7 +48,11 @@ class Capture:
 
 
 def use_cuda_runner(
-    scorer: Scorer, monkeypatch: pytest.MonkeyPatch, max_rows: int, around: Around = nullcontext
+    scorer: Scorer,
+    monkeypatch: pytest.MonkeyPatch,
+    max_rows: int,
+    around: Around = nullcontext,
+    in_slices: bool = False,
 ) -> CudaRunner:
     """Let a scorer of the CPU launch its forwards as on CUDA.
 
@@ -57,6 +61,7 @@ def use_cuda_runner(
         monkeypatch: Undone at the end of the test.
         max_rows: Of a forward.
         around: A context for what a GPU would compute without the host.
+        in_slices: See `make_runner`.
     """
     monkeypatch.setattr(cuda_runner, "GraphCapture", lambda device: Capture(around))
     monkeypatch.setattr(cuda_runner, "TritonOps", TorchOps)
@@ -64,5 +69,5 @@ def use_cuda_runner(
     properties = SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     runner = scorer.runner
-    scorer.runner = CudaRunner(runner._decoder, runner.pool.shape[1], max_rows)
+    scorer.runner = CudaRunner(runner._decoder, runner.pool.shape[1], max_rows, in_slices=in_slices)
     return scorer.runner

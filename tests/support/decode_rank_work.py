@@ -137,6 +137,7 @@ def spoil_what_is_kept(rank: Rank, which: int) -> None:
             with torch.inference_mode():
                 worker._cache.host_kv += 1
                 worker._cache.dense_kv += 1
+                worker._cache.buffer += 1
             fetch(prefix, **options)
 
         worker.fetch = spoil

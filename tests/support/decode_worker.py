@@ -17,6 +17,7 @@ import numpy as np
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.batch import uniform
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import (
     NO_PAGES,
@@ -25,7 +26,6 @@ from hiscore.decoding.interface.worker import (
     ForwardResult,
     Growth,
     PrefillChunk,
-    Prefix,
 )
 from hiscore.decoding.preemption import PreemptionPolicy
 from hiscore.decoding.prompt_pages import staging_pages_in
@@ -51,6 +51,11 @@ KINDS: tuple[dict[str, Any], ...] = (
     },
     {"dense": True, "window_pages": 8, "window_ring": 3, "window": 10},
     {"resident_if_it_fits": True, "window_pages": 30, "window_ring": 5, "window": 17},
+    {
+        "resident_if_it_fits": True, "prompts_in": "buffers", "page_size": STAGING_PAGE_SIZE, "staging_pages": 0,
+        "lru_pages": 2, "ring_pages": 1, "device_pages": 16, "reserved_pages": 8, "window_pages": 8,
+        "window_ring": 3, "window": 30,
+    },
 )  # fmt: skip
 """Of `CacheConfig`: sequences select, attend to everything, or do both in turn; the latter two also without a
 staging pool, and with layers that keep a window only."""
@@ -125,7 +130,7 @@ class HashWorker:
         self.cache_config = cache_config
         self.delay = delay
         self.violations: list[str] = []
-        self.prefilled_tokens = self.restores = self.steps = 0
+        self.prefilled_tokens = self.fetched_tokens = self.restores = self.steps = 0
         self.on_step: Callable[[DecodeBatch], None] = lambda rows: None
         self.fail: Callable[[str, list[int]], Exception | int | None] = lambda call, seq_indices: None
         self.failures: Callable[[str, list[int]], dict[int, Exception]] = lambda call, seq_indices: {}
@@ -177,9 +182,13 @@ class HashWorker:
         self.sequences[seq_index].filled = prefix.tokens
         own = np.repeat(prefix.source_pages != prefix.host_pages, page)
 
+        missing = np.repeat(~prefix.on_device, page)
+        self.fetched_tokens += int(missing.sum())
+
         def work() -> None:
-            tokens = self._on_host(prefix.source_pages)
-            self._staging[_slots(prefix.staging_pages, STAGING_PAGE_SIZE)[: prefix.tokens]] = tokens
+            slots = _slots(prefix.staging_pages, STAGING_PAGE_SIZE)[: prefix.tokens]
+            self._staging[slots[missing]] = self._on_host(prefix.source_pages)[missing]
+            tokens = self._staging[slots]
             self._tails[seq_index] = {at: int(tokens[at]) for at in np.flatnonzero(own).tolist()}
             if own.any():
                 self._copy(seq_index, prefix.host_pages, dict(self._tails[seq_index]))
@@ -283,12 +292,14 @@ class HashWorker:
             held.length += 1
         self.steps += 1
         pages = [self.sequences[seq_index].host for seq_index in seq_indices]
+        in_place = [self._in_place(self.sequences[seq_index]) for seq_index in seq_indices]
         windows = [self.sequences[seq_index].window for seq_index in seq_indices]
 
         def work() -> list[int]:
             tokens = self._decode(rows, pages)
             for row, position in enumerate(rows.positions.tolist()):
                 self._see_window(windows[row], position, self._fed[row])
+                self._see_in_place(in_place[row], position, self._fed[row])
             return tokens
 
         return self._launch("step", seq_indices, work)
@@ -317,21 +328,25 @@ class HashWorker:
             else:
                 self._check(held.unread == 0, "released with a launch that has not been read")
                 self._check(self._is_drained(seq_index), "released with copies in flight")
-                self._check(
-                    held.length < 0 or np.array_equal(held.device, device_pages), "not its device pages"
-                )
                 if self.cache_config.prefix_cache:  # what can be found again is not given up
                     known = held.length < 0 or np.isin(host_pages, held.host).all()
                     self._check(known, "not its host pages")
+                    known = held.length < 0 or np.isin(device_pages, held.device).all()
+                    self._check(known, "not its device pages")
                 else:
+                    known = held.length < 0 or np.array_equal(held.device, device_pages)
+                    self._check(known, "not its device pages")
                     last = len(host_pages) == 0 or np.array_equal(held.host[-len(host_pages) :], host_pages)
                     self._check(held.length < 0 or last, "not its last host pages")
                     if held.length >= 0:
                         self._keep(held, host_pages)
         slots = _slots(host_pages, self.cache_config.page_size)
+        lost = {"buffers": device_pages, "dense": host_pages}.get(self.cache_config.prompts_in, NO_PAGES)
+        staging_slots = _slots(staging_pages_in(lost, self.cache_config), STAGING_PAGE_SIZE)
 
         def work() -> None:
             self._host[slots] = POISON
+            self._staging[staging_slots] = POISON
             if seq_index >= 0:
                 self._newest[seq_index] = POISON
                 self._tails.pop(seq_index, None)
@@ -404,6 +419,21 @@ class HashWorker:
             offset = chunk.start // config.page_size * config.page_size
             at = self._window_slots(pages, chunk.start - offset, chunk.end - offset)
             self._window[at] = traces(tokens)[chunk.start :]
+
+    def _in_place(self, held: Held) -> Int32:
+        """The staging pages in which all of a sequence stays, if there are any."""
+        config = self.cache_config
+        if config.prompts_in == "dense":
+            return staging_pages_in(held.host, config)
+        is_whole = config.prompts_in == "buffers" and len(held.device) == len(held.host)
+        return staging_pages_in(held.device, config) if is_whole else NO_PAGES
+
+    def _see_in_place(self, pages: Int32, position: int, tokens: Int32) -> None:
+        """A step's row writes its token where its sequence stays, and sees all of it there."""
+        if len(pages):
+            slots = _slots(pages, STAGING_PAGE_SIZE)[: position + 1]
+            self._staging[slots[-1]] = tokens[-1]
+            self._check(np.array_equal(self._staging[slots], tokens), "not all of a sequence where it stays")
 
     def _see_window(self, pages: Int32, position: int, tokens: Int32) -> None:
         """A step's row writes its token, and sees its window."""

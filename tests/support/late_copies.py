@@ -24,6 +24,8 @@ class LateCopies(ImmediateQueues):
 
     def __init__(self, polls: int, deaf_to: Queue | None = None) -> None:
         self.in_flight: dict[int, Queue] = {}
+        self.taken: set[Event] = set()
+        """Events that were taken from the pool and have not come back."""
         self._polls, self._deaf_to = polls, deaf_to
         self._numbers, self._asked = count(), 0
         self._queue = Queue.COMPUTE
@@ -44,6 +46,12 @@ class LateCopies(ImmediateQueues):
         worker._model.restore_index = late_index  # type: ignore[method-assign]
         return worker
 
+    def kept(self, worker: CacheWorker) -> set[Event]:
+        """Events that have not come back when all copies have landed: there would be ever more of them."""
+        while worker._copies.schedule.oldest_copy is not None:
+            worker._copies.collect()
+        return self.taken
+
     def copy(self, launch: Callable[[], None]) -> None:
         """Launch a copy on the queue in use."""
         if self._queue in self._copies:
@@ -60,18 +68,27 @@ class LateCopies(ImmediateQueues):
             self._queue = Queue.COMPUTE
 
     def event(self) -> Event:
-        return Event(next(self._numbers))
+        event = Event(next(self._numbers))
+        self.taken.add(event)
+        return event
+
+    def recycle(self, event: Event) -> None:
+        self._check(event)
+        self.taken.remove(event)
 
     def record(self, event: Event, queue: Queue) -> None:
+        self._check(event)
         if queue in self._copies:
             self._copies[queue].append(event)
             self.in_flight[event] = queue
 
     def wait(self, queue: Queue, event: Event) -> None:
+        self._check(event)
         if queue is Queue.COMPUTE and self.in_flight.get(event) is not self._deaf_to:
             self._run_to(event)
 
     def completed(self, event: Event) -> bool:
+        self._check(event)
         self._asked += event in self.in_flight
         if self._asked >= self._polls:
             self._asked = 0
@@ -79,7 +96,12 @@ class LateCopies(ImmediateQueues):
         return event not in self.in_flight
 
     def block(self, event: Event) -> None:
+        self._check(event)
         self._run_to(event)
+
+    def _check(self, event: Event) -> None:
+        """Whoever gave an event back must not use it: by then it may be another's."""
+        assert event in self.taken, "an event was used that has been given back"
 
     @torch.inference_mode()
     def _run_to(self, event: int) -> None:

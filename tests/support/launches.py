@@ -17,9 +17,10 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
-from hiscore.decoding.worker.triton_penalties import count, penalise
-from hiscore.decoding.worker.triton_sampler import sample_rows
-from hiscore.kernels import block_fp8, gated_mlp, int8
+from hiscore.decoding.worker.sampling_options import OPTIONS
+from hiscore.decoding.worker.step_runner import COUNTERS
+from hiscore.decoding.worker.triton_sampler import Feeding, draw
+from hiscore.kernels import block_fp8, gated_mlp, int8, row_products
 from hiscore.kernels import gemv as few
 from hiscore.layers import moe_triton, pair_products_triton, scaled_fp8_triton
 from hiscore.layers import triton_ops as kernel_ops
@@ -170,6 +171,7 @@ def decode(
     ops.index_prompt(staging, slots, pages, ints(40))
     ops.fill_buffer(staging, slots, ints(40))
     ops.fill_dense(staging, slots, ints(40))
+    ops.restore_dense(staging, slots, ints(40))
     ops.keep_windows(slots, ints(40))
 
 
@@ -200,8 +202,10 @@ def indexed_prefill(dtype: torch.dtype, fp8: bool) -> None:
 def chained(sizes: tuple[int, ...], rows: int) -> None:
     """The operations of a layer for few rows, where a kernel may start before the previous one has ended."""
     hidden, inner, heads, kv_heads, head_dim = sizes
-    ops, dtype = TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", for_steps=True), torch.bfloat16
-    norm = torch.zeros(hidden)
+    ops = TritonOps(
+        heads, kv_heads, head_dim, 1e-6, "silu", for_steps=True, chained=max(rows, few.GEMV_MAX_ROWS)
+    )
+    norm, dtype = torch.zeros(hidden), torch.bfloat16
     x, h = ops.embed(ints(rows), torch.zeros(50, hidden, dtype=dtype), 1.0, norm)
     width = (heads + 2 * kv_heads) * head_dim
     qkv = ops.project(Linear(torch.zeros(width, hidden, dtype=dtype), torch.zeros(width, dtype=dtype)), h)
@@ -285,6 +289,16 @@ def int8_product(sizes: tuple[int, ...]) -> None:
             )
 
 
+def drawn(rows: int) -> None:
+    """Tokens of a step, and of rows by themselves."""
+    logits, options = torch.zeros(rows, 151_936), torch.zeros(OPTIONS, rows, dtype=torch.float64)
+    one = torch.zeros(1, dtype=torch.int64)
+    cache = cast(KVCache, SimpleNamespace(hits=one, misses=one, mass=torch.zeros(2, dtype=torch.float64)))
+    readback = torch.zeros(COUNTERS + rows, dtype=torch.int64)
+    draw(logits, options)
+    draw(logits, options, Feeding(readback, ints(rows + 1), ints(rows, 151_936), cache))
+
+
 def launch_everything() -> None:
     """What the supported families launch, in the dtypes that they are served in."""
     bfloat16, float32 = torch.bfloat16, torch.float32
@@ -293,10 +307,6 @@ def launch_everything() -> None:
     block_fp8_product()
     scaled_fp8_products()
     int8_product(QWEN3)
-    rows = torch.zeros(ROWS)
-    sample_rows(torch.zeros(ROWS, 151_936), rows, ints(ROWS), rows, rows.double(), rows)
-    penalise(torch.zeros(ROWS, 151_936), ints(ROWS, 151_936), ints(ROWS), rows, rows, rows)
-    count(ints(ROWS, 151_936), ints(ROWS), ints(ROWS).long())
     for dtype in (bfloat16, float32):
         experts((2048, 768, 128, 8), "silu", dtype)
         experts((2880, 2880, 32, 4), "clamped_swiglu", dtype)
@@ -307,6 +317,8 @@ def launch_everything() -> None:
         encoder(dtype, None, disentangled=True)
     for chains in (False, True):
         with mock.patch.multiple(kernel_ops, supports_pdl=partial(bool, chains), PDL_MIN_ROWS=1):
+            for rows in (ROWS, 32):
+                drawn(rows)
             for sizes in (QWEN3, SMOLLM2):
                 for into in (None, *EightBits):
                     scorer(sizes, bfloat16, normed=sizes is QWEN3, into=into)
@@ -328,3 +340,5 @@ def launch_everything() -> None:
         for rows in range(1, few.GEMV_MAX_ROWS + 1):
             chained(QWEN3, rows)
             chained(QWEN3_8B, rows)
+        chained(QWEN3, row_products.MAX_ROWS)
+        chained(SMOLLM2, row_products.MAX_ROWS)

@@ -127,7 +127,7 @@ class FakeRunner:
         self.input_ids = new_input_ids(SEQUENCES, torch.device("cpu"))
         self.counts = None
 
-    def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
+    def forward(self, seq_indices: Int32, positions: Int32, attends: Attends, sampling: Any) -> StepOutputs:
         rows = [(self._run.at[i], p) for i, p in zip(seq_indices.tolist(), positions.tolist(), strict=True)]
         self._run.forward(rows)
         # The copy knows its rows by these.

@@ -9,8 +9,9 @@ import numpy as np
 
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.pending_scores import BatchStats
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import BatchStats, Scorer
+from hiscore.scoring.scorer import Scorer
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.queued_request import QueuedRequest

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.worker import CacheWorker
+from perf.decoding.worker_driver import watch_logits
 from tests.support.decode_cache import forget
 from tests.support.decoding import greedy
 
@@ -33,11 +33,7 @@ class Driver:
         self.sampling: Callable[[int], SamplingBatch] = greedy
         self._logits: list[Tensor] = []
 
-        def keep_and_sample(logits: Tensor, *others: Any) -> Tensor:
-            self._logits.append(logits.clone())
-            return CacheWorker._sample(worker, logits, *others)
-
-        worker._sample = keep_and_sample  # type: ignore[method-assign]
+        watch_logits(worker, self._logits.append)
 
     def admit(
         self, tokens: np.ndarray, max_tokens: int, sparse: bool = True, resident: bool = False

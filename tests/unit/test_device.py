@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.device import Uploads, cpu_has_bfloat16, download, upload
+from hiscore.device import MOST_IN_KEPT, MOST_KEPT, Kept, Uploads, cpu_has_bfloat16, download, upload
 
 
 def test_on_the_cpu_nothing_is_copied() -> None:
@@ -24,6 +24,28 @@ def test_arrays_go_together_and_later_ones_on_their_own() -> None:
     assert (first().dtype, first().tolist(), empty().tolist()) == (torch.int32, [0, 1, 2], [])
     later = uploads.add(np.array([7], np.int32))
     assert (later().tolist(), first().tolist()) == ([7], [0, 1, 2])
+
+
+def test_small_arrays_that_are_asked_for_again_are_not_sent_again() -> None:
+    kept, device = Kept(), torch.device("cpu")
+
+    def ask(values: np.ndarray) -> tuple[int, list[int]]:
+        """How many arrays are sent, and what arrives."""
+        uploads = Uploads(device)
+        get = kept.add(values, uploads)
+        sent = len(uploads._waiting)
+        assert get().dtype == torch.int32
+        return sent, get().tolist()
+
+    for sent in (1, 0):
+        assert ask(np.array([9, 7])) == (sent, [9, 7])
+        assert ask(np.array([7, 9], np.int32)) == (sent, [7, 9])
+    large = np.arange(MOST_IN_KEPT + 1)
+    assert ask(large) == ask(large) == (1, large.tolist())
+    for number in range(MOST_KEPT - 1):
+        assert ask(np.array([number])) == (1, [number])
+    assert ask(np.array([7, 9]))[0] == 0
+    assert ask(np.array([9, 7]))[0] == 1
 
 
 @pytest.mark.parametrize(

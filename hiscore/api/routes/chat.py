@@ -19,15 +19,20 @@ from hiscore.api.metrics import Metrics
 from hiscore.api.models import Models
 from hiscore.api.sampling import GeneratedTokens, GenerationRequest, Sampling
 from hiscore.api.wire import SOME, Ignored, ModelNames
+from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.conversation import ChatPrompt, Conversations
 from hiscore.prompts.token_limits import TooMuchText
-from hiscore.prompts.tokenizer import ForbiddenToken
 
 ROUTE = "/v1/chat/completions"
-# What a template writes around a message, and the work for one without text.
-AROUND_A_MESSAGE = 32
 NOT_FOR_TEMPLATES = {"messages", "tools", "template", "self"}
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model reasons before it answers, in Anthropic's words, which LiteLLM and GLM have, too."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Ignored = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -42,6 +47,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    thinking: Thinking | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: Literal[True] | None = None
     include_reasoning: Literal[True] | None = None
@@ -90,10 +96,16 @@ class Chat:
         if self._conversations is None or self._logprobs is None:
             raise bad_request("this model has no chat template: use /v1/completions", "messages")
         times = self._metrics.token_times(ROUTE)
-        use = tool_use(
-            request.tools, request.tool_choice, request.parallel_tool_calls is not False, self._conversations
-        )
-        prompt = await _prompt(self._conversations, request, use)
+        try:
+            use = tool_use(
+                request.tools,
+                request.tool_choice,
+                request.parallel_tool_calls is not False,
+                self._conversations,
+            )
+            prompt = await _prompt(self._conversations, request, use)
+        except RecursionError:
+            raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
         parameters = self._parameters(request, use, self._conversations)
         generations = Generations(self._models, [prompt.ids], request.choices, parameters, request_id, times)
         tells_reasoning = self._conversations.reasons and request.separate_reasoning is not False
@@ -150,16 +162,20 @@ async def _prompt(conversations: Conversations, request: ChatRequest, use: ToolU
         variables.setdefault("reasoning_effort", request.reasoning_effort)
         if request.reasoning_effort == "none":
             variables.setdefault("enable_thinking", False)
+    if request.thinking is not None and request.thinking.type != "adaptive":
+        # Templates call it one or the other.
+        for name in ("enable_thinking", "thinking"):
+            variables.setdefault(name, request.thinking.type == "enabled")
     messages = as_template_knows(request.messages, conversations.knows_developers)
-    size = sum(len(message["content"]) + AROUND_A_MESSAGE for message in messages)
-    size += len(msgspec.json.encode(use.tools)) if use.tools else 0
+    # Templates may write all of it, not contents alone.
+    size = len(msgspec.json.encode((messages, use.tools, variables)))
 
     def make() -> ChatPrompt:
         return conversations.prompt(messages, use.tools, **variables)
 
     try:
         return await off_loop(make, size)
-    except ForbiddenToken as error:
+    except CannotEncode as error:
         raise bad_request(f"a message cannot be encoded: {error}", "messages") from None
     except (PromptError, TooMuchText) as error:
         raise bad_request(str(error), "messages") from None

@@ -37,7 +37,13 @@ class ScoreResponse(msgspec.Struct, kw_only=True):
 
 
 async def score(
-    request: ScoreRequest, request_id: str, *, models: Models, names: ModelNames, limits: TokenLimits
+    request: ScoreRequest,
+    request_id: str,
+    *,
+    models: Models,
+    names: ModelNames,
+    limits: TokenLimits,
+    max_labels: int,
 ) -> ScoreResponse:
     """Score the items of a request. Too many token ids are refused before they are laid out for the models.
 
@@ -46,6 +52,7 @@ async def score(
     """
     model = names.check(request.model)
     items = [request.items] if isinstance(request.items, str) else request.items
+    _check_labels(request, len(items), max_labels)
     options: dict[str, Any] = {
         "apply_softmax": request.apply_softmax,
         "temperature": request.temperature,
@@ -80,6 +87,17 @@ async def score(
         model=model,
         usage=usage(result.usage.prompt_tokens, result.usage.cached_tokens),
     )
+
+
+def _check_labels(request: ScoreRequest, items: int, max_labels: int) -> None:
+    labels, most = len(request.label_token_ids or ()), max_labels
+    whose = "in one call"
+    if request.label_counts is not None:
+        most, whose = max_labels * items, f"for {items} items"
+    if labels > most:
+        raise bad_request(
+            f"'label_token_ids' holds {labels} labels: at most {most} {whose} (MAX_LABELS)", "label_token_ids"
+        )
 
 
 def _texts(items: Sequence[Any]) -> list[str]:

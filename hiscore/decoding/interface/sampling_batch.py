@@ -8,6 +8,9 @@ import numpy as np
 
 from hiscore.arrays import Float32, Float64, Int32, Int64
 
+ROWS_AT_ONCE = 8
+"""Rows that penalties or masks change at once: that takes some copies of them."""
+
 
 @dataclass(frozen=True)
 class LogitBias:

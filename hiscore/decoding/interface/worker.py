@@ -14,31 +14,13 @@ import numpy as np
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.interface.logprobs import TokenLogprobs
+from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 
 NOT_FINITE = -1
 """Token id that reports logits which were not finite."""
 
 NO_PAGES: Int32 = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The beginning of a prompt that is on the host already.
-
-    Attributes:
-        seq_index: The sequence's row in the per-sequence tables.
-        tokens: How many; whole host pages.
-        source_pages: int32 [n], host pages to copy from.
-        host_pages: int32 [n], the sequence's own; where they are others, they get a copy.
-        staging_pages: int32, the whole prompt's, in the order of positions.
-    """
-
-    seq_index: int
-    tokens: int
-    source_pages: Int32
-    host_pages: Int32
-    staging_pages: Int32
 
 
 @dataclass(frozen=True)
@@ -218,7 +200,7 @@ class Worker(Protocol):
         ...
 
     def fetch(self, prefix: Prefix) -> None:
-        """Copy the beginning of a prompt from the host to staging; its prefill goes on from there."""
+        """Copy what staging lacks of the beginning of a prompt, from the host; its prefill goes on from there."""
         ...
 
     def admit(self, admission: Admission) -> None:
@@ -245,6 +227,6 @@ class Worker(Protocol):
         Args:
             seq_index: -1 for a sequence that was preempted and has none.
             host_pages: Empty for a sequence that is being preempted and keeps them.
-            device_pages: All of its device pages.
+            device_pages: Those of its device pages that hold nothing for anyone any more.
         """
         ...

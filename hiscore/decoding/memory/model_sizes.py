@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from hiscore.decoding.memory.model_shape import ModelShape
+from hiscore.decoding.memory.sampling_bytes import sampling_bytes
 from hiscore.decoding.models.mla import CUDA_ELEMENTS
 from hiscore.models.activations import activation_bytes
 from hiscore.models.config import Architecture, read_architecture
@@ -26,9 +27,6 @@ from hiscore.models.sharding import of_rank, share_of
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.shard import Shard
 from hiscore.settings import CacheSettings
-
-LOGITS_ALIVE = 4
-"""Tensors of the size of a step's logits at once: sampling sorts and masks them."""
 
 
 def is_latent(checkpoint: Path) -> bool:
@@ -106,7 +104,7 @@ def forward_bytes(
     on_cuda: bool,
     kernels_top_k: int | None = None,
 ) -> int:
-    """The most that a prefill forward and the logits of a step take.
+    """The most that a prefill forward and sampling take.
 
     Args:
         a: The checkpoint's architecture.
@@ -116,8 +114,7 @@ def forward_bytes(
         on_cuda: Whether the device is a GPU.
         kernels_top_k: Tokens that a row selects, where a prefill with an indexer is by kernels.
     """
-    # With them a row of counts for each sequence: from the start on a GPU, elsewhere once penalties are asked for.
-    logits = (LOGITS_ALIVE + 1) * 4 * step_rows * a.vocab_size
+    logits = sampling_bytes(step_rows, a.vocab_size, on_cuda)
     if isinstance(a, Architecture):
         return activation_bytes(a, prefill_rows, number_bytes) + logits
     if kernels_top_k is not None:

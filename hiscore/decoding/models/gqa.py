@@ -156,6 +156,7 @@ def _make_ops(decoder: Decoder) -> Ops:
     sizes = a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms
     if decoder.device.type != "cuda":
         return decoder.over_ranks(TorchOps(*sizes))
-    from hiscore.layers.triton_ops import TritonOps
+    from hiscore.layers.triton_ops import TritonOps, chained_rows
 
-    return decoder.over_ranks(TritonOps(*sizes, for_steps=True))
+    chained = chained_rows(decoder.weights.layers)
+    return decoder.over_ranks(TritonOps(*sizes, for_steps=True, chained=chained))

@@ -189,6 +189,15 @@ class CacheOps(Protocol):
             host_slots: int32 [n], slots in `dense_kv`.
         """
 
+    def restore_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
+        """Copy tokens from `dense_kv` to staging, all dense layers: the first ones.
+
+        Args:
+            staging: Updated in place.
+            slots: int32 [n], slots in staging to write.
+            host_slots: int32 [n], slots in `dense_kv`.
+        """
+
     def keep_windows(self, slots: Tensor, window_slots: Tensor) -> None:
         """Move tokens within `window_kv`, all windowed layers, from the rows of a prefill to its sequences' pages.
 

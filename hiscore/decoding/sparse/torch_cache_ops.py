@@ -115,6 +115,10 @@ class TorchCacheOps:
             staged = staging[self._cache.on_host[layer]]
             self._cache.tokens(layer)[host_slots.long()] = staged[slots.long()]
 
+    def restore_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
+        for layer, at in self._cache.dense.items():
+            staging[at][slots.long()] = self._cache.tokens(layer)[host_slots.long()]
+
     def keep_windows(self, slots: Tensor, window_slots: Tensor) -> None:
         tokens = self._cache.window_kv
         tokens[:, window_slots.long()] = tokens[:, slots.long()]

@@ -17,6 +17,7 @@ from hiscore.decoding.sparse.cache_ops import PageLists, SelectedPages
 from hiscore.decoding.sparse.triton_transfers import TritonTransfers
 from hiscore.kernels import page_scores, page_select, slot_mapping
 from hiscore.kernels.dot_size import dot_size
+from hiscore.kernels.gemv import GEMV_MAX_ROWS
 from hiscore.layers import triton_ops
 from hiscore.models.deepseek import fp8_keys
 
@@ -169,7 +170,8 @@ class TritonCacheOps(TritonTransfers):
         return paged_attention(
             q, self._cache.tokens(layer), page_size, lists.pages, lists.counts, batch.seq_indices, batch.positions,
             max_tokens, shape.scale, shape.soft_cap, shape.windows[layer], self._value_dim,
-            None if shape.sinks is None else shape.sinks[layer], lists.by_sequence, triton_ops.uses_pdl(len(q)),
+            None if shape.sinks is None else shape.sinks[layer], lists.by_sequence,
+            len(q) <= GEMV_MAX_ROWS and triton_ops.supports_pdl(),
         )  # fmt: skip
 
 

@@ -79,6 +79,9 @@ class TritonTransfers:
     def fill_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
         self._copy_rows(staging, self._cache.dense_kv, slots, host_slots, self._dense)
 
+    def restore_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
+        self._copy_rows(self._cache.dense_kv, staging, host_slots, slots, self._dense)
+
     def keep_windows(self, slots: Tensor, window_slots: Tensor) -> None:
         tokens = self._cache.window_kv
         self._copy_rows(tokens, tokens, slots, window_slots, self._windowed)

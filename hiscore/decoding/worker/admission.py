@@ -1,13 +1,37 @@
-"""Admit a sequence to decoding: from staging to its device buffer, its dense layers and its index."""
+"""Admit a sequence to decoding: what was found of its prompt to staging, and from there, when all of it has been
+prefilled, to its device buffer, its dense layers and its index."""
 
 import numpy as np
 import torch
 
+from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.worker import Admission
 from hiscore.decoding.models.base import DecodeModel, staging_slots
 from hiscore.decoding.sparse.block_tables import admit
 from hiscore.decoding.sparse.cache_ops import CacheOps
+from hiscore.decoding.worker.device_queues import Queue
+from hiscore.decoding.worker.restores import Restores
 from hiscore.device import upload
+
+
+def bring_to_staging(model: DecodeModel, ops: CacheOps, restores: Restores, prefix: Prefix) -> None:
+    """Copy what staging lacks of a prefix: pages from the host, and of those that are there the dense layers."""
+    device, there = model.staging.device, prefix.on_device
+    slots = staging_slots(prefix.staging_pages, prefix.tokens).reshape(len(there), -1)
+    if not there.all():
+        with restores.beside_forwards(prefix.seq_index):
+            into = upload(slots[~there].ravel(), device)
+            host_pages = upload(prefix.source_pages[~there], device)
+            ops.restore_prompt(model.staging, into, host_pages)
+            model.restore_index(into, host_pages)
+    if there.any():
+        page_size = slots.shape[1]
+        host_slots = prefix.host_pages[there][:, None] * page_size + np.arange(page_size)
+        with restores.queues.use(Queue.COMPUTE):
+            ops.restore_dense(
+                model.staging, upload(slots[there].ravel(), device),
+                upload(host_slots.ravel().astype(np.int32), device),
+            )  # fmt: skip
 
 
 def fill_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -> None:

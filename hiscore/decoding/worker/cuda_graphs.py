@@ -1,12 +1,14 @@
 """`StepRunner` for a CUDA device: one CUDA graph per number of rows and reach of their contexts.
 
 Rows are padded up to the next captured number; padding belongs to no sequence and writes nothing. The reach only
-sizes the grids of kernels: it changes no bit of a result.
+sizes the grids of kernels: it changes no bit of a result. A graph also draws the step's tokens: what a row is
+sampled by comes to the device with its position.
 """
 
 import logging
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,10 +22,10 @@ from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.cuda_queues import CudaQueues
 from hiscore.decoding.worker.device_queues import Queue
-from hiscore.decoding.worker.sampling_graphs import SamplingGraphs
-from hiscore.decoding.worker.step_runner import Attends, StepOutputs, decode_greedily, new_input_ids
+from hiscore.decoding.worker.sampling_options import OPTIONS, fill_options
+from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.token_counts import TokenCounts
-from hiscore.decoding.worker.triton_sampler import sample_rows
+from hiscore.decoding.worker.triton_sampler import Feeding, draw
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 
 log = logging.getLogger(__name__)
@@ -59,10 +61,10 @@ PaddedOutputs = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A graph, its input (int32 [2, rows]: sequence indices and positions) and its outputs."""
+    """A graph, its input (float64 [OPTIONS + 1, rows], see `GraphRunner.forward`) and its outputs."""
 
     graph: torch.cuda.CUDAGraph
-    rows: Tensor
+    inputs: Tensor
     outputs: PaddedOutputs
 
 
@@ -85,37 +87,36 @@ class GraphRunner:
         self._reaches = buckets_up_to(cache_config.context_length, REACHES, 2**30)
         self._captured: dict[Bucket, CapturedStep] = {}
         self._logits = StaticOutputs()
+        self._readback = torch.empty(COUNTERS + self._rows[-1], dtype=torch.int64, device=self._device)
         self.counts: TokenCounts | None = None
         with queues.use(Queue.COMPUTE):
             self._capture_all()
 
-    def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
-        """See `StepRunner`."""
+    def forward(
+        self, seq_indices: Int32, positions: Int32, attends: Attends, sampling: SamplingBatch | None = None
+    ) -> StepOutputs:
+        """See `StepRunner`. One copy takes options, sequence indices and positions to the device."""
         count, longest = len(seq_indices), int(positions.max()) + 1
+        drawn = sampling is None or sampling.fits_graph
         bucket = Bucket(
-            self._rows_for(count),
+            next(rows for rows in self._rows if rows >= count),
             next(reach for reach in self._reaches if reach >= longest),
             attends,
         )
-        padded = torch.zeros((2, bucket.rows), dtype=torch.int32, pin_memory=True)
-        values = padded.numpy()
-        values[0] = -1
-        values[:, :count] = seq_indices, positions
-        logits, slots, readback = self._launch(bucket, padded)
+        inputs = torch.zeros((OPTIONS + 1, bucket.rows), dtype=torch.float64, pin_memory=True)
+        values = inputs.numpy()
+        fill_options(values[:OPTIONS], seq_indices, sampling if drawn else None)
+        fed = values[OPTIONS].view(np.int32).reshape(2, bucket.rows)
+        fed[0, count:] = -1
+        fed[:, :count] = seq_indices, positions
+        logits, slots, readback = self._launch(bucket, inputs)
         host_slots, buffer_slots = slots[:, :count]
-        return StepOutputs(logits[:count], host_slots, buffer_slots, readback)
+        return StepOutputs(logits[:count], host_slots, buffer_slots, readback, drawn)
 
-    def sample(self, seq_indices: Int32, sampling: SamplingBatch) -> Tensor:
-        """See `StepRunner`."""
-        return self._sampling.sample(self._rows_for(len(seq_indices)), seq_indices, sampling)
-
-    def _rows_for(self, count: int) -> int:
-        return next(rows for rows in self._rows if rows >= count)
-
-    def _launch(self, bucket: Bucket, padded: Tensor) -> PaddedOutputs:
-        """Run the bucket's graph over pinned int32 [2, rows]: sequence indices and positions."""
+    def _launch(self, bucket: Bucket, inputs: Tensor) -> PaddedOutputs:
+        """Run the bucket's graph over its inputs, which are pinned."""
         captured = self._captured[bucket]
-        captured.rows.copy_(padded, non_blocking=True)
+        captured.inputs.copy_(inputs, non_blocking=True)
         captured.graph.replay()
         logits, slots, readback = captured.outputs
         # The next step may be replayed before the OFFLOAD queue has read the slots.
@@ -125,13 +126,19 @@ class GraphRunner:
         mixed = attends is Attends.MIXED
         return TritonCacheOps(self._model.cache, self._attention, reach, mixed, self._value_dim)
 
-    def _decode(self, rows: Tensor, ops: TritonCacheOps, attends: Attends) -> PaddedOutputs:
-        full_attention = attends is Attends.FULL
-        outputs = decode_greedily(
-            self._model, StepBatch(rows[0], rows[1]), self.input_ids, ops, full_attention
-        )
-        slots = torch.stack((outputs.host_slots, outputs.buffer_slots))
-        return outputs.logits, slots, outputs.readback
+    def _decode(self, inputs: Tensor, ops: TritonCacheOps, attends: Attends) -> PaddedOutputs:
+        seq_indices, positions = inputs[OPTIONS].view(torch.int32).view(2, -1)
+        batch = StepBatch(seq_indices, positions)
+        ids = torch.index_select(self.input_ids, 0, batch.table_rows)
+        logits, *slots = self._model.decode(ids, batch, ops, attends is Attends.FULL)
+        if self.counts is None:
+            vocabulary = logits.shape[1]
+            self._logits.allocate(logits.new_empty((self._rows[-1], vocabulary)))
+            self.counts = TokenCounts(len(self.input_ids) - 1, self._device, vocabulary)
+        (kept,) = self._logits.keep(logits)
+        readback = self._readback[: COUNTERS + len(logits)]
+        draw(kept, inputs[:OPTIONS], Feeding(readback, self.input_ids, self.counts.table, self._model.cache))
+        return kept, torch.stack(slots), readback
 
     def _buckets(self) -> list[Bucket]:
         """All buckets, the largest first: the others reuse their memory."""
@@ -148,29 +155,20 @@ class GraphRunner:
         with GraphCapture(self._device) as capture:
             for bucket in self._buckets():
                 self._captured[bucket] = self._capture(capture, bucket)
-            vocabulary = self._logits.first(1)[0].shape[1]
-            self.counts = TokenCounts(len(self.input_ids) - 1, self._device, vocabulary)
-            self._sampling = SamplingGraphs(sample_rows, self.counts.table, self.input_ids, self._model.cache)
-            for rows in reversed(self._rows):
-                self._sampling.capture(capture, self._logits.first(rows)[0], torch.cuda.current_stream())
         log.info(
-            "captured %d CUDA graphs of steps and %d of their sampling, which hold %d MiB",
-            len(self._captured),
-            len(self._rows),
-            capture.bytes >> 20,
+            "captured %d CUDA graphs of steps, which hold %d MiB", len(self._captured), capture.bytes >> 20
         )
 
     def _capture(self, capture: GraphCapture, bucket: Bucket) -> CapturedStep:
         # Padding alone: the warm-up reads and writes nothing of a sequence.
-        rows = torch.zeros((2, bucket.rows), dtype=torch.int32, device=self._device)
-        rows[0] = -1
+        inputs = torch.zeros((OPTIONS + 1, bucket.rows), dtype=torch.float64, device=self._device)
+        inputs[:2] = -1
+        inputs[OPTIONS].view(torch.int32)[: bucket.rows] = -1
         ops = self._make_ops(bucket.reach, bucket.attends)
-        logits, _, _ = self._decode(rows, ops, bucket.attends)  # compiles the kernels
-        self._logits.allocate(logits)
+        self._decode(inputs, ops, bucket.attends)  # compiles the kernels
 
         def launch() -> PaddedOutputs:
-            logits, slots, readback = self._decode(rows, ops, bucket.attends)
-            return self._logits.keep(logits)[0], slots, readback
+            return self._decode(inputs, ops, bucket.attends)
 
         graph, outputs = capture.capture(launch, torch.cuda.current_stream(), error_mode="thread_local")
-        return CapturedStep(graph, rows, outputs)
+        return CapturedStep(graph, inputs, outputs)

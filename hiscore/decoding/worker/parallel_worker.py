@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from hiscore.arrays import Int32, Int64
+from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import (
     Admission,
@@ -25,7 +26,6 @@ from hiscore.decoding.interface.worker import (
     Growth,
     PendingForward,
     PrefillChunk,
-    Prefix,
     Worker,
 )
 from hiscore.decoding.worker.worker import CacheWorker

@@ -1,6 +1,6 @@
 """Run the forward of a decode step: the interface, and its implementation without CUDA graphs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -41,14 +41,16 @@ class StepOutputs:
         logits: float32 [R, vocabulary], valid until the next step is launched.
         host_slots: int32 [R]: slots of the new tokens in the order of host pages; -1 for padding.
         buffer_slots: int32 [R]: slots of the new tokens in the device buffers; -1 for padding.
-        readback: int64 [COUNTERS + R] or more, valid until the next step is launched: `counters` and the greedy
-            tokens, which are fed to the next step; `NOT_FINITE` for rows without usable logits.
+        readback: int64 [COUNTERS + R] or more, valid until the next step is launched: `counters` and tokens, which
+            are fed to the next step; `NOT_FINITE` for rows without usable logits.
+        drawn: Whether these are the tokens that were asked for; else they are greedy.
     """
 
     logits: Tensor
     host_slots: Tensor
     buffer_slots: Tensor
     readback: Tensor
+    drawn: bool = True
 
 
 def new_input_ids(max_sequences: int, device: torch.device) -> Tensor:
@@ -103,27 +105,18 @@ class StepRunner(Protocol):
     input_ids: Tensor
     """int32 [max_sequences + 1]: the token that each sequence is fed in its next step."""
     counts: TokenCounts | None
-    """Where `sample` counts tokens; None if it does not."""
+    """Where steps count tokens that they draw; None if they do not."""
 
-    def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
+    def forward(
+        self, seq_indices: Int32, positions: Int32, attends: Attends, sampling: SamplingBatch | None = None
+    ) -> StepOutputs:
         """Launch one step.
 
         Args:
             seq_indices: int32 [R].
             positions: int32 [R]: of the tokens that are fed.
             attends: What the sequences attend to.
-        """
-        ...
-
-    def sample(self, seq_indices: Int32, sampling: SamplingBatch) -> Tensor | None:
-        """Draw the tokens of the step that was launched last, all at once, instead of its greedy ones.
-
-        Args:
-            seq_indices: int32 [R]: as that step.
-            sampling: How to sample each of the R rows; it `fits_graph`.
-
-        Returns:
-            `StepOutputs.readback`; None: this runner launches nothing at once.
+            sampling: How to sample each of the R rows, if the runner can do so within the step; None: greedily.
         """
         ...
 
@@ -137,12 +130,12 @@ class EagerRunner:
         self.counts: TokenCounts | None = None
         self._model = model
 
-    def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
+    def forward(
+        self, seq_indices: Int32, positions: Int32, attends: Attends, sampling: SamplingBatch | None = None
+    ) -> StepOutputs:
         both = upload(np.stack((seq_indices, positions)), self.input_ids.device)
         full_attention = attends is Attends.FULL
-        return decode_greedily(
+        outputs = decode_greedily(
             self._model, StepBatch(both[0], both[1]), self.input_ids, self.ops, full_attention
         )
-
-    def sample(self, seq_indices: Int32, sampling: SamplingBatch) -> None:
-        return None
+        return replace(outputs, drawn=sampling is None or sampling.is_greedy)

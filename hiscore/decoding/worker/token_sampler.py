@@ -7,15 +7,12 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
-from hiscore.decoding.interface.sampling_batch import LogitBias, Masks, SamplingBatch
+from hiscore.decoding.interface.sampling_batch import ROWS_AT_ONCE, LogitBias, Masks, SamplingBatch
 from hiscore.decoding.worker.row_failures import error_of, launch_for
 from hiscore.decoding.worker.sampler import greedy, sample_batch
 from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.decoding.worker.token_logprobs import pack_logprobs
 from hiscore.device import upload
-
-# A penalty or a mask takes some copies of its rows: so many rows at once.
-ROWS_AT_ONCE = 8
 
 
 class Sampled(NamedTuple):

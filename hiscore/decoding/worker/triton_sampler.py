@@ -1,16 +1,102 @@
 """Launch the kernels that draw tokens; `hiscore.decoding.worker.sampler.sample` is the same in PyTorch."""
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch import Tensor
 
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.worker.sampling_options import OPTIONS
 from hiscore.kernels import sample_candidates as candidates
+from hiscore.kernels.gemv import pdl_launch_kwargs
+from hiscore.kernels.penalties import penalise_and_find_maxima
 from hiscore.kernels.sample_draw import draw_tokens
+from hiscore.layers import triton_ops
 
-BLOCK = 4_096
-STEP = 2_048
-BINS = 64
-WARPS = 8
+BLOCK, HALF_BLOCK_MAX_ROWS = 2_048, 4
+"""Tokens of a split; of up to so many rows half as many, so that these use the whole device."""
+LISTED = 1_024
+"""Candidates that are sorted; rows with more are searched by one program each."""
+THRESHOLDS, STEP = 32, 128
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What a draw feeds to the next step.
+
+    Attributes:
+        readback: int64 [COUNTERS + R], see `StepOutputs`; written.
+        input_ids: See `StepRunner`; written.
+        counts: int32 [max_sequences, V], see `TokenCounts`; written.
+        cache: Its counters are read.
+    """
+
+    readback: Tensor
+    input_ids: Tensor
+    counts: Tensor
+    cache: KVCache
+
+
+def draw(
+    logits: Tensor,
+    options: Tensor,
+    feeding: Feeding | None = None,
+    block: int | None = None,
+    listed: int = LISTED,
+) -> Tensor:
+    """Sample one token id per row, as `sampler.sample`; no host wait, and little memory.
+
+    Args:
+        logits: float32 [R, V]; penalties change them in place.
+        options: float64 [10, R], see `sampling_options`.
+        feeding: Where to feed the tokens; without it nobody has penalties.
+        block: Tokens of a split, a power of two.
+        listed: See `LISTED`, a power of two.
+
+    Returns:
+        int64 [R]; with a feeding its readback.
+    """
+    rows, vocabulary = logits.shape
+    block = block or (BLOCK // 2 if rows <= HALF_BLOCK_MAX_ROWS else BLOCK)
+    splits = triton.cdiv(vocabulary, block)
+    maxima = logits.new_empty((rows, splits))
+    best, found = (logits.new_empty(size, dtype=torch.int32) for size in ((rows, splits), rows))
+    bins = logits.new_empty((rows, candidates.BINS), dtype=torch.int32)
+    long = torch.int64
+    sums = logits.new_empty((2, rows, splits), dtype=long)
+    masses, base = (logits.new_empty(size, dtype=long) for size in ((rows, THRESHOLDS), rows))
+    places = logits.new_empty((rows, listed), dtype=long)
+    out = feeding.readback if feeding else logits.new_empty(rows, dtype=long)
+    table = feeding.counts if feeding else best
+    input_ids = feeding.input_ids if feeding else best
+    counters = (
+        (feeding.cache.hits, feeding.cache.misses, feeding.cache.mass.view(long)) if feeding else (out,) * 3
+    )
+    sizes = (vocabulary, logits.stride(0))
+    chained = triton_ops.supports_pdl()
+    launch = pdl_launch_kwargs(chained) | {"BLOCK": block}
+    by_split = launch | {"SPLITS": triton.next_power_of_2(splits)}
+    lists = by_split | {"LISTED": listed}
+    # The first waits for whatever is before it, which may be no kernel.
+    penalise_and_find_maxima[(splits, rows)](
+        logits, options, table, maxima, best, bins, found, masses, *sizes,
+        BLOCK=block, BINS=candidates.BINS, THRESHOLDS=THRESHOLDS, CHAINED=chained, enable_fp_fusion=False,
+    )  # fmt: skip
+    candidates.count_weights[(splits, rows)](logits, options, maxima, sums, bins, *sizes, **by_split)
+    candidates.weigh_thresholds[(splits, rows)](
+        logits, options, maxima, sums, bins, masses, *sizes,
+        THRESHOLDS=THRESHOLDS, STEP=min(STEP, block), **lists,
+    )  # fmt: skip
+    candidates.list_candidates[(splits, rows)](
+        logits, options, maxima, sums, bins, masses, base, found, places, *sizes,
+        THRESHOLDS=THRESHOLDS, **lists,
+    )  # fmt: skip
+    draw_tokens[(rows,)](
+        logits, options, maxima, best, sums, base, found, places, out, input_ids, table, *counters, *sizes, splits,
+        FEEDS=feeding is not None, num_warps=8, **lists,
+    )  # fmt: skip
+    return out
 
 
 def sample_rows(
@@ -20,10 +106,10 @@ def sample_rows(
     top_p: Tensor,
     uniforms: Tensor,
     min_p: Tensor,
-    block: int = BLOCK,
-    step: int = STEP,
+    block: int | None = None,
+    listed: int = LISTED,
 ) -> Tensor:
-    """Sample one token id per row, as `sampler.sample`; no host wait, and what it allocates is bounded.
+    """`draw` for rows without penalties.
 
     Args:
         logits: float32 [R, V].
@@ -32,44 +118,14 @@ def sample_rows(
         top_p: float32 [R].
         uniforms: float64 [R].
         min_p: float32 [R].
-        block: Tokens of a split, a power of two.
-        step: Candidates that one program looks at together, a power of two.
+        block: See `draw`.
+        listed: See `draw`.
 
     Returns:
         int64 [R].
     """
-    rows, vocabulary = logits.shape
-    splits = triton.cdiv(vocabulary, block)
-    constants = {"BLOCK": block, "SPLITS": triton.next_power_of_2(splits), "num_warps": WARPS}
-    sizes = (vocabulary, logits.stride(0))
-    maxima = logits.new_empty((rows, splits))
-    sums = logits.new_empty((rows, splits), dtype=torch.int64)
-    counts = logits.new_empty((rows, splits, BINS), dtype=torch.int32)
-    found = logits.new_empty((rows, splits), dtype=torch.int32)
-    keys = logits.new_empty((rows, vocabulary), dtype=torch.uint32)
-    ids = logits.new_empty((rows, vocabulary), dtype=torch.int32)
-    out = logits.new_empty(rows, dtype=torch.int64)
-    options = (temperature, top_k, top_p, min_p)
-    candidates.row_maxima[(rows, splits)](logits, maxima, *sizes, BLOCK=block, num_warps=WARPS)
-    candidates.count_weights[(rows, splits)](
-        logits, maxima, temperature, min_p, sums, counts, *sizes, **constants
-    )
-    candidates.collect_candidates[(rows, splits)](
-        logits, maxima, *options, sums, counts, keys, ids, found, *sizes, **constants
-    )
-    draw_tokens[(rows,)](
-        logits,
-        maxima,
-        *options,
-        uniforms,
-        sums,
-        keys,
-        ids,
-        found,
-        out,
-        *sizes,
-        splits,
-        **constants,
-        STEP=step,
-    )
-    return out
+    options = logits.new_empty((OPTIONS, len(logits)), dtype=torch.float64)
+    options[:2] = -1
+    for place, values in enumerate((temperature, top_k, top_p, uniforms, min_p), start=2):
+        options[place] = values
+    return draw(logits, options, None, block, listed)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import (
     Admission,
@@ -21,12 +22,11 @@ from hiscore.decoding.interface.worker import (
     Growth,
     PendingForward,
     PrefillChunk,
-    Prefix,
 )
 from hiscore.decoding.models.base import DecodeModel, staging_slots
 from hiscore.decoding.models.windows import keep_windows
 from hiscore.decoding.sparse import block_tables
-from hiscore.decoding.worker.admission import fill_from_staging, index_from_staging
+from hiscore.decoding.worker.admission import bring_to_staging, fill_from_staging, index_from_staging
 from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
 from hiscore.decoding.worker.host_copies import HostCopies
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
@@ -80,10 +80,11 @@ class CacheWorker:
                 rows = np.flatnonzero(batch.forced >= 0)
                 at = upload(seq_indices[rows].astype(np.int64), self._device)
                 self._runner.input_ids.index_copy_(0, at, upload(batch.forced[rows], self._device))
-            outputs = self._runner.forward(seq_indices, positions, self._attends(seq_indices))
-            pending.copy_to_host(
-                self._sample(outputs.logits, seq_indices, batch.sampling, pending.failures, outputs.readback)
-            )
+            outputs = self._runner.forward(seq_indices, positions, self._attends(seq_indices), batch.sampling)
+            readback = outputs.readback
+            if not outputs.drawn:
+                readback = self._sample(outputs.logits, seq_indices, batch.sampling, pending.failures)
+            pending.copy_to_host(readback)
         self._copies.offload_step((outputs.host_slots, outputs.buffer_slots), seq_indices, positions)
         return pending
 
@@ -139,11 +140,7 @@ class CacheWorker:
         if behind_copies:
             self._copies.wait_for(self._schedule.all_copies())
         if not self._stays_on_device:
-            slots = staging_slots(prefix.staging_pages, prefix.tokens)
-            with self._restores.beside_forwards(prefix.seq_index):
-                on_device, source = upload(slots, self._device), upload(prefix.source_pages, self._device)
-                self._ops.restore_prompt(self._model.staging, on_device, source)
-                self._model.restore_index(on_device, source)
+            bring_to_staging(self._model, self._ops, self._restores, prefix)
         self._schedule.restored(prefix.seq_index, prefix.tokens)
         if not np.array_equal(prefix.source_pages, prefix.host_pages):
             self._to_copy[prefix.seq_index] = prefix
@@ -209,22 +206,13 @@ class CacheWorker:
             self._schedule.release(seq_index)
 
     def _sample(
-        self,
-        logits: Tensor,
-        seq_indices: Int32,
-        sampling: SamplingBatch,
-        failures: dict[int, Exception],
-        greedy_readback: Tensor | None = None,
+        self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch, failures: dict[int, Exception]
     ) -> Tensor:
         """Sample rows, float32 [R, vocabulary], and feed the tokens to their sequences' next steps.
 
-        greedy_readback: The readback of greedy tokens, if these were fed already. Returns `StepOutputs.readback`,
-        followed by what `logprobs.unpack` reads. failures: Takes those of single sequences, by their index.
+        Returns `StepOutputs.readback`, followed by what `logprobs.unpack` reads. failures: Takes those of single
+        sequences, by their index.
         """
-        if greedy_readback is not None and sampling.fits_graph:
-            drawn = greedy_readback if sampling.is_greedy else self._runner.sample(seq_indices, sampling)
-            if drawn is not None:
-                return drawn
         ids, reported, failed = self._sampler.sample(logits, seq_indices, sampling)
         failures |= {int(seq_indices[row]): error for row, error in failed.items()}
         rows = upload(seq_indices.astype(np.int64), self._device)

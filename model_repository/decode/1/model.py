@@ -95,7 +95,7 @@ class TritonPythonModel:
         counters, gauges = Counters(descriptions(COUNTERS), labels), Gauges(descriptions(GAUGES), labels)
         stats = StatsFeed(self.stats, counters.add, gauges.set, Rejects(labels).add)
         histograms = histogram_feeds(HISTOGRAMS, labels, self.engine.times)
-        self.exporter = Exporter([stats, ErrorsFeed(labels, error_log), *histograms])
+        self.exporter = Exporter([stats, ErrorsFeed(labels, error_log), *histograms], labels)
         self.queue_timeout_s = settings.queue_timeout_s
         self.leader.prepare(freeze)
         self.leader.started()

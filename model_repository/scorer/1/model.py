@@ -17,12 +17,12 @@ from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import parse_options
 from hiscore.scoring.pair_scorer import make_scorer
+from hiscore.scoring.pending_scores import BatchStats
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import BatchStats
 from hiscore.scoring.validation import check_labels, check_prompt
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.feeds import Exporter, batcher_feeds
+from hiscore.serving.feeds import CountsFeed, Exporter, batcher_feeds
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.metrics import Counters
 from hiscore.serving.triton_io import (
@@ -73,7 +73,7 @@ class TritonPythonModel:
             "version": args["model_version"],
             "device": instance.name,
         }
-        self.counters = Counters(COUNTERS, labels)
+        self.counts = CountsFeed(Counters(COUNTERS, labels))
         self.batcher: Batcher[ScoreRequest] = Batcher(
             BatchedScorer(self.scorer, self.record),
             BatchLimits(
@@ -85,7 +85,8 @@ class TritonPythonModel:
             ),
             LoadBoard(directory, args["model_name"]),
         )
-        self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))
+        feeds = batcher_feeds(labels, self.batcher.totals, error_log)
+        self.exporter = Exporter([self.counts, *feeds], labels)
         leader.prepare(freeze)
         leader.started()
 
@@ -113,9 +114,9 @@ class TritonPythonModel:
         return ScoreRequest.of(prompt, labels, options, is_canary=request_id(request) == CANARY_ID)
 
     def record(self, stats: BatchStats | None) -> None:
-        """Update the metrics after a batch; canaries are not work."""
+        """Count a batch; canaries are not work."""
         if stats is not None:
-            self.counters.add(
+            self.counts.add(
                 hiscore_batches_total=1,
                 hiscore_forwards_total=stats.forwards,
                 hiscore_batch_tokens_total=stats.tokens,

@@ -14,7 +14,7 @@ from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.options import parse_options
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.feeds import Exporter, batcher_feeds
+from hiscore.serving.feeds import CountsFeed, Exporter, batcher_feeds
 from hiscore.serving.metrics import Counters
 from hiscore.serving.triton_io import error_log, parameters, required_tensor, serve, strings, tensor
 from hiscore.settings import TokenizerSettings, from_model_directory
@@ -40,13 +40,14 @@ class TritonPythonModel:
         configure_model(settings.log_format, args["model_name"])
         checkpoint = Path(settings.checkpoint)
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        self.counters = Counters(COUNTERS, labels)
+        self.counts = CountsFeed(Counters(COUNTERS, labels))
         facts = read_facts(checkpoint, settings.max_context)
         self.batcher: Batcher[TextRequest] = Batcher(
             BatchedTokenizer(load_tokenizer(checkpoint, facts.is_encoder), settings, facts, self.record),
             BatchLimits(MAX_BATCH_BYTES, settings.max_queue, max_alone_cost=MAX_ALONE_BYTES),
         )
-        self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))
+        feeds = batcher_feeds(labels, self.batcher.totals, error_log)
+        self.exporter = Exporter([self.counts, *feeds], labels)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         return serve(requests, read, self.batcher, self.settings.queue_timeout_s)
@@ -56,8 +57,8 @@ class TritonPythonModel:
         self.exporter.close()
 
     def record(self, stats: EncodeStats) -> None:
-        """Update the metrics after a batch."""
-        self.counters.add(
+        """Count a batch."""
+        self.counts.add(
             hiscore_full_encodes_total=stats.full_encodes,
             hiscore_tokenized_calls_total=stats.requests,
             hiscore_tokenizer_batches_total=1,

@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from hiscore_client import RetryPolicy, config
 from hiscore_client.cli import show
 from tests.client.cli.command import COMMAND, lines, run, run_process
 from tests.client.faulty_server import FaultyServer, abort, checksum, until_cancelled, when
+from tests.support.processes import start_heeding_sigint
 from tests.support.timeouts import TIMEOUT_S
 
 LABELS = ["--label", " Yes", "--label", " No"]
@@ -324,12 +324,9 @@ def test_the_sdk_imports_nothing_of_the_command_lines() -> None:
 def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
     server.faults.append(until_cancelled)
     environment = {**os.environ, "HISCORE_URL": url}
-    with subprocess.Popen(
-        [*COMMAND, "score", *QUESTION, "apple"],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment,
-        preexec_fn=heed_sigint,
+    command = [*COMMAND, "score", *QUESTION, "apple"]
+    with start_heeding_sigint(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
     ) as process:
         end = time.monotonic() + TIMEOUT_S
         while server.running == 0:
@@ -341,20 +338,12 @@ def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
-def heed_sigint() -> None:
-    """Whoever runs the tests in the background has SIGINT ignored, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_an_interrupt_while_packages_are_imported_is_quiet(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import sys, time\nprint('importing', flush=True)\ntime.sleep(60)\n")
     command = [sys.executable, "-c", "from hiscore_command import main; main()", "--version"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        preexec_fn=heed_sigint,
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with start_heeding_sigint(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == b"importing\n"

@@ -1,5 +1,6 @@
 """Messages of requests, as chat templates read them."""
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,9 +8,10 @@ import msgspec
 import pytest
 
 from hiscore.api.chat_messages import Message, Tool, as_template_knows
-from hiscore.api.chat_tools import tool_use
+from hiscore.api.chat_tools import ToolChoice, ToolUse, tool_use
 from hiscore.api.errors import ApiError
 from hiscore.prompts.conversation import Conversations
+from hiscore.prompts.tool_calls import FORCED
 
 
 def call_with(arguments: str) -> list[Message]:
@@ -25,11 +27,16 @@ def test_parts_of_text_and_refusals_are_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [{"type": "image_url", "text": "a"}, {"type": "text"}, {"type": "refusal", "text": "a"}]
+    ("part", "why"),
+    [
+        ({"type": "image_url", "text": "a"}, "is not served"),
+        ({"type": "text"}, "has no text"),
+        ({"type": "refusal", "text": "a"}, "has no text"),
+    ],
 )
-def test_control_other_parts_are_refused(part: dict[str, str]) -> None:
+def test_control_other_parts_are_refused(part: dict[str, str], why: str) -> None:
     messages = msgspec.convert([{"role": "assistant", "content": [part]}], type=list[Message])
-    with pytest.raises(ApiError, match=part["type"]):
+    with pytest.raises(ApiError, match=f"'{part['type']}' {why}"):
         as_template_knows(messages, True)
 
 
@@ -101,6 +108,14 @@ def read(message: dict[str, Any]) -> dict[str, Any]:
                 "tool_calls": [{"function": {"name": "f", "arguments": '{"a": [1, {"b": null}]}'}}],
             },
         ),
+        (
+            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        ),
+        (
+            {"role": "function", "name": "f", "content": "a"},
+            {"role": "tool", "name": "f", "content": "a"},
+        ),
     ],
 )
 def test_what_other_servers_take_is_read_as_openais(other: dict[str, Any], usual: dict[str, Any]) -> None:
@@ -116,3 +131,49 @@ def test_where_a_tool_may_be_cached_is_not_for_the_template() -> None:
     ]
     assert found[0] == found[1]
     assert found[0].tools == [tool]
+
+
+OFFERED: list[dict[str, Any]] = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
+
+
+def use_of(choice: Any) -> ToolUse:
+    conversations = cast(Conversations, SimpleNamespace(takes_tools=True, tool_format=FORCED))
+    tools = msgspec.convert(OFFERED, type=list[Tool])
+    return tool_use(tools, msgspec.convert(choice, type=ToolChoice), True, conversations)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_all_that_the_model_knows(mode: str) -> None:
+    named = [OFFERED[2], OFFERED[0]]
+    found = use_of({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}})
+    assert found.tools == [OFFERED[0], OFFERED[2]]
+    assert (found.schema is None) == (mode == "auto")
+    names = [kind["properties"]["name"]["enum"] for kind in _items(found)]
+    assert names == ([] if mode == "auto" else [["f"], ["h"]])
+    # The control: one that must be called leaves the others in the prompt.
+    assert use_of(OFFERED[0]).tools == OFFERED
+
+
+def _items(use: ToolUse) -> list[Any]:
+    return json.loads(use.schema)["items"]["anyOf"] if use.schema else []
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "names no function"),
+        ({"type": "allowed_tools"}, "names no function"),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "x"}}]},
+            },
+            "'x': not in 'tools'",
+        ),
+        ({"type": "function", "function": {"name": "x"}}, "'x': not in 'tools'"),
+    ],
+)
+def test_tools_that_are_not_there_cannot_be_chosen(choice: Any, says: str) -> None:
+    with pytest.raises(ApiError, match=says) as caught:
+        use_of(choice)
+    assert caught.value.param == "tool_choice"

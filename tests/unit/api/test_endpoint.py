@@ -1,6 +1,7 @@
 """What every POST route does around its own work."""
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from hiscore.api.auth import Keys
-from hiscore.api.endpoint import Endpoint, Variant, own_or_new_id
+from hiscore.api.endpoint import WATCH_AFTER_S, Endpoint, Variant, own_or_new_id, unless_gone
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, tei_error
 from hiscore.api.metrics import Metrics
 from hiscore.settings import CANARY_ID, ApiSettings
@@ -151,3 +152,42 @@ def test_work_ends_when_its_caller_leaves() -> None:
 
 def test_control_work_that_is_done_before_its_caller_leaves_is_answered() -> None:
     assert call(leaves=True)[0] == 200
+
+
+@pytest.mark.parametrize(("seconds", "watched"), [(0, False), (3 * WATCH_AFTER_S, True)])
+def test_callers_are_watched_while_long_work_runs_alone(seconds: float, watched: bool) -> None:
+    asked = []
+
+    async def receive() -> Any:
+        asked.append("receive")
+        await asyncio.sleep(60)
+
+    async def call_it() -> Any:
+        return await unless_gone(receive, asyncio.sleep(seconds, "done"))
+
+    assert asyncio.run(call_it()) == "done"
+    assert asked == ["receive"] * watched
+
+
+def test_a_request_is_freed_after_its_answer_has_been_sent() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Kept(msgspec.Struct, weakref=True):
+        numbers: list[int]
+
+    async def handle(body: Kept, request_id: str) -> Any:
+        refs.append(weakref.ref(body))
+        return {}
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b'{"numbers": [1]}', "more_body": False}
+
+    async def send(message: Any) -> None:
+        seen.append((message["type"], refs[0]() is not None))
+
+    refs: list[weakref.ref[Kept]] = []
+    endpoint = Endpoint("/route", [Variant(Kept, dict, handle)], ApiSettings(), Keys(None), Metrics())
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    asyncio.run(endpoint(scope, receive, send))
+    assert seen == [("http.response.start", True), ("http.response.body", True)]
+    assert refs[0]() is None

@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
 from hiscore.api.__main__ import uvicorn_config
-from hiscore.api.protocol import MAX_HEADER_BYTES, LimitedProtocol
+from hiscore.api.endpoint import WATCH_AFTER_S
+from hiscore.api.protocol import MAX_HEADER_BYTES, MAX_WAITING, LimitedProtocol
 from hiscore.settings import ApiProcessSettings
 from tests.client.faulty_server import DEFAULT_STREAM, FaultyServer, until_cancelled
 from tests.server.raw_http import post
@@ -192,6 +193,34 @@ def test_the_work_of_callers_that_leave_is_cancelled_on_every_route(
     assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200")
 
 
+def test_the_work_of_callers_that_leave_is_cancelled_if_they_have_asked_for_more(
+    address: tuple[str, int], models: FaultyServer
+) -> None:
+    request = good(*CASES[0]).replace(b"Connection: close\r\n", b"")
+    for at_once, later in ((b"", b""), (request, b""), (3 * request, b""), (b"", request)):
+        models.faults.append(until_cancelled)
+        before = models.cancelled
+        with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+            connection.sendall(request + at_once)
+            eventually(lambda: models.running == 1)
+            time.sleep(2 * WATCH_AFTER_S)
+            connection.sendall(later)
+        eventually(lambda: models.running == 0 and models.cancelled == before + 1)  # noqa: B023
+    # The control: of one that stays, all are answered.
+    assert ask(address, 3 * request + good(*CASES[0])).count(b"HTTP/1.1 200") == 4
+
+
+def test_far_more_requests_than_are_waited_for_end_the_connection(
+    address: tuple[str, int], models: FaultyServer
+) -> None:
+    models.faults.append(until_cancelled)
+    request = good(*CASES[0]).replace(b"Connection: close\r\n", b"")
+    assert ask(address, request + 10 * MAX_WAITING * b"GET /health HTTP/1.1\r\n\r\n") == b""
+    eventually(lambda: models.cancelled == 1)
+    # The control: so many may wait.
+    assert ask(address, MAX_WAITING * request + good(*CASES[0])).count(b"HTTP/1.1 200") == MAX_WAITING + 1
+
+
 @pytest.mark.parametrize("choices", [1, 3])
 def test_generations_are_cancelled_wherever_their_caller_leaves(
     address: tuple[str, int], models: FaultyServer, choices: int
@@ -227,7 +256,10 @@ def test_what_is_no_http_is_refused(address: tuple[str, int]) -> None:
 
 
 class ClosedTransport(asyncio.Transport):
-    """As uvloop's is between the end of what comes in and the loss of the connection."""
+    """As uvloop's is between the end of what comes in and the loss of the connection, but says that it is open."""
+
+    def is_closing(self) -> bool:
+        return False
 
     def write(self, data: Any) -> None:
         raise RuntimeError("the handler is closed")

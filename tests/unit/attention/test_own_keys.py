@@ -1,14 +1,18 @@
 """Where tiles find the keys of their own segments."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hiscore.attention.metadata import Forward
 from hiscore.attention.own_keys import BLOCK, FIELDS, NO_KEY, most_columns, with_own_keys
 from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles
-from hiscore.scoring.packing import pack
+from hiscore.scoring.packing import pack, pool_reserve
 from hiscore.scoring.prefix_cache import PrefixCache
-from tests.support.strategies import random_tokens
+from tests.support.strategies import Tokens, random_tokens, tokens
 
 
 def forward_of(calls: list[tuple[int, list[int]]]) -> Forward:
@@ -75,3 +79,47 @@ def test_short_items_share_blocks(call: tuple[int, list[int]], blocks: int) -> N
     assert max(-(-len(columns) // BLOCK) for _, _, columns in tiles) == blocks
     # The query's first rows are a tile's only segment: keys behind one another, as in a forward without items.
     assert next(columns for rows, _, columns in tiles if rows == range(32)) == list(range(32))
+
+
+def table_by_rule(forward: Forward, rows_per_tile: int) -> list[int]:
+    """The tiles and the columns behind them, one tile after another."""
+    edges, scored = list(pairwise(forward.cu_seqlens.tolist())), set(forward.scored_rows.tolist())
+    tiles: list[list[int]] = []
+    columns: list[int] = []
+    slot_end = 0
+    for g in forward.groups:
+        slot_begin, slot_end = slot_end, slot_end + len(g.context_slots) + len(g.own_slots)
+        context = [slot_begin, slot_end, g.context_rows.start, g.context_rows.stop, len(g.own_slots)]
+        for first in range(g.first_row, g.last_row, rows_per_tile):
+            last = min(first + rows_per_tile, g.last_row)
+            keys = [range(a, min(b, last)) for a, b in edges if a < last and b > first]
+            long = next(([own.start, own.stop] for own in keys if len(own) > rows_per_tile), [0, 0])
+            at = len(columns)
+            short = [own for own in keys if len(own) <= rows_per_tile]
+            for own in sorted(short, key=lambda own: -min(width(len(own)), BLOCK)):
+                columns += [*own, *[NO_KEY] * (width(len(own)) - len(own))]
+            tiles.append([first, last, *context, *long, at, len(columns)])
+    tiles.sort(key=lambda tile: scored.isdisjoint(range(tile[0], tile[1])))
+    behind = FIELDS * len(tiles)
+    return [*(field for *tile, a, b in tiles for field in (*tile, a + behind, b + behind)), *columns]
+
+
+def width(keys: int) -> int:
+    return 1 << (keys - 1).bit_length() if keys <= BLOCK else -(-keys // BLOCK) * BLOCK
+
+
+@given(
+    st.lists(tokens(vocabulary=9, longest=90, most=6), min_size=1, max_size=4),
+    st.sampled_from([32, 150, 4_000]),
+    st.sampled_from([1, 5, 16, 32, 64]),
+    st.booleans(),
+)
+def test_the_table_is_what_the_rule_says(
+    calls: list[Tokens], budget: int, rows_per_tile: int, caching: bool
+) -> None:
+    reserve = pool_reserve(180, budget)
+    cache = PrefixCache(reserve + 8, reserve, caching)
+    for _ in range(2):  # the second time with queries that are cached
+        for forward in pack([call.prompt() for call in calls], budget, cache).forwards:
+            cut = cut_into_tiles(forward, rows_per_tile)
+            assert with_own_keys(cut, rows_per_tile).tolist() == table_by_rule(forward, rows_per_tile)

@@ -15,7 +15,7 @@ from hiscore.attention.metadata import NO_SLOT, Forward, Group
 from hiscore.attention.packed_torch import TorchAttention
 from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tiles import max_tiles, window_slots
-from hiscore.prefill.cuda_runner import InputLayout
+from hiscore.prefill.input_layout import InputLayout
 from hiscore.scoring.packing import pack, pool_reserve
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from tests.support.dense import dense_attention
@@ -177,7 +177,7 @@ def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
     torch.testing.assert_close(attend(qkv, items), one_by_one, atol=0, rtol=0)
 
     # Control: keys of several items behind one another, where slots should be.
-    monkeypatch.setattr(own_keys, "_widths", lambda most: np.arange(most + 1))
+    monkeypatch.setattr(own_keys, "_widths", lambda most: np.append(np.arange(most + 1), 0))
     unaligned = attend(qkv, items)
     assert not torch.equal(unaligned, one_by_one)
     # Results are up to 4, rounded to a last bit of the dtype; of float32 sums see above.

@@ -1,5 +1,6 @@
 """Every kernel compiles for a GPU: the interpreter, in which the other tests run, takes more than the compiler."""
 
+import ast
 import json
 import os
 import re
@@ -52,6 +53,23 @@ def test_every_kernel_that_is_launched_compiles(compiled_kernels: list[dict[str,
     launched = kernels & set(re.findall(r"(\w+)\[\(", "\n".join(sources)))
     assert len(launched) > 15
     assert {each["kernel"] for each in compiled_kernels} == launched
+
+
+def test_no_parameter_has_the_name_of_one_of_the_launcher() -> None:
+    """Triton writes a launcher of a kernel's parameters and `**options`: what compiles could not be launched."""
+    kernels = [
+        function
+        for path in (ROOT / "hiscore").rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef) and "triton.jit" in map(_name, function.decorator_list)
+    ]
+    assert len(kernels) > 30
+    for kernel in kernels:
+        assert "options" not in [argument.arg for argument in kernel.args.args], kernel.name
+
+
+def _name(decorator: ast.expr) -> str:
+    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
 
 
 @pytest.mark.slow

@@ -96,6 +96,14 @@ def test_heads_may_be_computed_one_at_a_time(sizes: DsaArchitecture) -> None:
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
 
 
+def same(found: Tensor, expected: Tensor) -> bool:
+    """To the bit on a GPU. In the interpreter NumPy multiplies a tile, and on some processors a row's sum
+    depends on its place there: then to a few times float32's rounding of sums of O(1)."""
+    return (
+        torch.equal(found, expected) if found.is_cuda else torch.allclose(found, expected, rtol=0, atol=2e-6)
+    )
+
+
 @torch.inference_mode()
 def test_neither_cuts_nor_neighbours_change_a_bit(sizes: DsaArchitecture) -> None:
     a, where = sizes, torch.randperm(SLOTS, generator=torch.Generator().manual_seed(6)).to(WHERE)
@@ -117,10 +125,10 @@ def test_neither_cuts_nor_neighbours_change_a_bit(sizes: DsaArchitecture) -> Non
 
     whole = rows(0, 70)
     for begin, end, company in ((0, 40, 0), (0, 40, 20), (33, 64, 0), (63, 70, 5)):
-        assert torch.equal(rows(begin, end, company), whole[begin : min(end, 64)])
+        assert same(rows(begin, end, company), whole[begin : min(end, 64)])
     # The control: what a row sees shows, to the last token.
     latents.pool[0, where[0], 0, 0] += 0.01
-    assert not torch.equal(rows(63, 70), whole[63:64])
+    assert not same(rows(63, 70), whole[63:64])
 
 
 @torch.inference_mode()

@@ -123,6 +123,25 @@ def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
     assert_same(other, right)
 
 
+@pytest.mark.parametrize("dense", [0, 1, 2])
+def test_dense_layers_come_back_to_staging(dense: int) -> None:
+    """The first layers, as where prompts are prefilled in the buffers; the others keep what they have there."""
+    shape = replace(SHAPE, dense_layers=frozenset(range(dense)))
+    cache = on_device(KVCache.allocate(shape, torch.float32, torch.device("cpu")))
+    cache.dense_kv.copy_(torch.randn(cache.dense_kv.shape))
+    staging = torch.randn(shape.layers, 32, 2, 2, 4, device=DEVICE)
+    right = staging.clone()
+    slots, host_slots = (torch.randperm(32, device=DEVICE)[:9].int() for _ in range(2))
+    TritonCacheOps(cache, attention_shape(shape, 1), 96).restore_dense(staging, slots, host_slots)
+    for layer in range(dense):
+        right[layer, slots.long()] = cache.dense_kv[layer, host_slots.long()]
+    assert_same(staging, right)
+    plain = torch.zeros_like(staging)
+    TorchCacheOps(cache, attention_shape(shape, 1)).restore_dense(plain, slots, host_slots)
+    assert_same(plain[:dense, slots.long()], right[:dense, slots.long()])
+    assert not plain[dense:].any()
+
+
 def cache_of(rank: OneAfterTheOther, host: torch.Tensor) -> KVCache:
     """A rank's cache, with its share of what one rank alone would have on the host."""
     shape = replace(SHAPE, host_share=rank.shard)

@@ -1,6 +1,7 @@
 """Tokens drawn by kernels are those of the sampler in PyTorch. Without a GPU they run in Triton's interpreter."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
+from hiscore.decoding.worker import triton_sampler
 from hiscore.decoding.worker.sampler import sample
 from hiscore.decoding.worker.triton_sampler import sample_rows
+from hiscore.kernels.sample_draw import draw_tokens
 from tests.support.decode_kernels import DEVICE
 
 pytestmark = pytest.mark.slow  # in the interpreter a row takes half a second
@@ -17,7 +20,8 @@ pytestmark = pytest.mark.slow  # in the interpreter a row takes half a second
 CASES = [
     (0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 20, 0.8, 0.0),
     (1.3, 0, 1.0, 0.1), (0.9, 9, 0.95, 0.05), (1.0, 1, 1.0, 0.0), (1.0, 10**6, 0.5, 0.0), (2.0, 3, 0.3, 0.5),
-    (1e-10, 0, 0.5, 0.0), (1e30, 4, 1.0, 0.0), (1.0, 0, 1e-6, 0.0), (1.0, 0, 1.0, 1.0),
+    (1e-10, 0, 0.5, 0.0), (1e30, 4, 1.0, 0.0), (1.0, 0, 1e-6, 0.0), (1.0, 0, 1.0, 1.0), (1.0, 0, 1e-50, 0.0),
+    (1.0, 3, 1e-50, 0.0),
 ]  # fmt: skip
 
 
@@ -28,10 +32,12 @@ def options(rows: int) -> list[Tensor]:
 
 
 def by_kernel(
-    logits: Tensor, given: list[Tensor], uniforms: Tensor, block: int = 128, step: int = 256
+    logits: Tensor, given: list[Tensor], uniforms: Tensor, block: int = 128, listed: int = 256
 ) -> Tensor:
     temperature, top_k, top_p, min_p = (each.to(DEVICE) for each in given)
-    drawn = sample_rows(logits.to(DEVICE), temperature, top_k, top_p, uniforms.to(DEVICE), min_p, block, step)
+    drawn = sample_rows(
+        logits.to(DEVICE), temperature, top_k, top_p, uniforms.to(DEVICE), min_p, block, listed
+    )
     return drawn.cpu()
 
 
@@ -67,7 +73,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_blocks() -> None:
     together = by_kernel(logits, given, uniforms)
     for row in (3, 4, 6, 9):
         own = slice(row, row + 1)
-        alone = by_kernel(logits[own], [each[own] for each in given], uniforms[own], block=32, step=16)
+        alone = by_kernel(logits[own], [each[own] for each in given], uniforms[own], block=32, listed=16)
         assert int(alone) == int(together[row])
 
 
@@ -83,7 +89,7 @@ def test_masked_and_broken_rows() -> None:
                 case, (torch.float32, torch.int32, torch.float32, torch.float32), strict=True
             )
         ]
-        drawn = by_kernel(logits, given, torch.full((4,), 0.5, dtype=torch.float64), block=8, step=8)
+        drawn = by_kernel(logits, given, torch.full((4,), 0.5, dtype=torch.float64), block=8, listed=8)
         assert int(drawn[0]) in (1, 3, 4)
         assert int(drawn[0]) == int(
             by_torch(logits[:1], [each[:1] for each in given], torch.tensor([0.5], dtype=torch.float64))
@@ -99,3 +105,41 @@ def test_control_each_option_matters() -> None:
         changed = [each.clone() for each in plain]
         changed[place].fill_(value)
         assert not torch.equal(by_kernel(logits, changed, uniforms), by_kernel(logits, plain, uniforms))
+
+
+class Found:
+    """Stands in for `draw_tokens`, and keeps how many candidates were found and what was certain before it."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.certain: list[int] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **keywords: Any) -> None:
+            base, found = arguments[5:7]
+            self.counts += found.tolist()
+            self.certain += base.tolist()
+            draw_tokens[grid](*arguments, **keywords)
+
+        return launch
+
+
+@pytest.mark.parametrize(("listed", "narrows", "searches"), [(16, True, True), (1_024, False, False)])
+def test_candidates_beyond_the_list_are_narrowed_down_or_searched(
+    listed: int, narrows: bool, searches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is a list that holds them all: nothing is narrowed down and nothing searched."""
+    cases = [(0, 0.5), (0, 0.99), (5, 0.9), (200, 1.0), (40, 0.3)]
+    found = Found()
+    monkeypatch.setattr(triton_sampler, "draw_tokens", found)
+    top_k, top_p = (torch.tensor(values) for values in zip(*cases, strict=True))
+    given = [torch.ones(5), top_k.int(), top_p, torch.zeros(5)]
+    for seed, scale in enumerate((0.02, 0.5, 2.0)):
+        logits = torch.randn(5, 400, generator=torch.Generator().manual_seed(seed)) * scale
+        for rounded in (logits, (logits / scale * 8).round() * scale / 8):
+            uniforms = draws(5, seed)
+            drawn = by_kernel(rounded, given, uniforms, 128, listed).tolist()
+            assert drawn == by_torch(rounded, given, uniforms).tolist()
+    kept = torch.tensor(found.counts) <= listed
+    assert bool((torch.tensor(found.certain)[kept] > 0).any()) == narrows
+    assert bool((~kept).any()) == searches

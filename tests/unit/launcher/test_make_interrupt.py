@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from hiscore.launcher.make_interrupt import MakeInterrupt
+from tests.support.processes import start_heeding_sigint
 
 
 def test_a_make_that_got_a_sigint_is_noticed(tmp_path: Path) -> None:
@@ -18,13 +19,8 @@ def test_a_make_that_got_a_sigint_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(script)
     (tmp_path / "Makefile").write_text(f"all:\n\t@exec {sys.executable} script.py\n")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    with subprocess.Popen(
-        ["make", "-C", str(tmp_path)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_sigint,
-    ) as make:
+    command = ["make", "-C", str(tmp_path)]
+    with start_heeding_sigint(command, env=environment, stdout=subprocess.PIPE, text=True) as make:
         assert make.stdout is not None
         lines = iter(make.stdout.readline, "")
         assert "False" in (line.strip() for line in lines)
@@ -34,8 +30,3 @@ def test_a_make_that_got_a_sigint_is_noticed(tmp_path: Path) -> None:
 
 def test_a_parent_that_is_no_make_is_not_watched() -> None:
     assert not MakeInterrupt().interrupted()
-
-
-def heed_sigint() -> None:
-    """Whoever runs the tests in the background has SIGINT ignored, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,5 +1,6 @@
 """The processes that keep cores awake."""
 
+import ctypes
 import math
 import os
 import signal
@@ -8,13 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from hiscore.launcher import spin
 from hiscore.launcher.spin import LOOK_S, has_work, keep_awake
 from hiscore.launcher.spinner import Spinner
 from hiscore.serving.load_board import LoadBoard
+from tests.support.processes import alive
 from tests.support.timeouts import TIMEOUT_S
 
+PR_SET_CHILD_SUBREAPER = 36
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -82,10 +86,6 @@ def wait_until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-
-
 def started(spinner: Spinner) -> list[psutil.Process]:
     """Its processes, all of them at work."""
     first = psutil.Process(spinner.pid)
@@ -104,6 +104,24 @@ def test_each_core_has_a_process_below_all_others_until_it_is_closed(tmp_path: P
     assert len(alive(processes)) == CORES
     spinner.close()
     assert wait_until(lambda: not alive(processes))
+
+
+@pytest.mark.skipif(CORES == 1, reason="there is one process")
+@pytest.mark.parametrize("inherits", [True, False])
+def test_a_containers_first_process_is_left_with_none(inherits: bool, tmp_path: Path) -> None:
+    """Or a core's would be left with every restart of the server. Elsewhere there is nothing to reap."""
+    libc = ctypes.CDLL(None)
+    LoadBoard(tmp_path, "scorer", server=7)
+    assert libc.prctl(PR_SET_CHILD_SUBREAPER, int(inherits)) == 0
+    try:
+        spinner = Spinner(2, tmp_path, server=7)
+        processes = started(spinner)
+        spinner.close()
+        assert wait_until(lambda: not alive(processes))
+        left = [each for each in psutil.Process().children() if each in processes]
+        assert left == []
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 def test_all_end_with_the_first(tmp_path: Path) -> None:

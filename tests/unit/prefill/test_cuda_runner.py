@@ -8,8 +8,16 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
 from hiscore.attention.own_keys import FIELDS
-from hiscore.prefill.cuda_runner import ALIGN, InputLayout, pad_scored
-from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
+from hiscore.prefill.input_layout import ALIGN, InputLayout, pad_scored
+from hiscore.prefill.row_counts import (
+    MIN_ROWS,
+    SHORT_ROWS,
+    SLICE_ROWS,
+    START_ROWS,
+    capture_sizes,
+    output_rows,
+    slices_of,
+)
 
 
 def test_graphs_fit_every_number_of_rows_with_little_padding() -> None:
@@ -27,6 +35,35 @@ def test_graphs_are_captured_in_steps_of_an_eighth() -> None:
     sizes = capture_sizes(2_048)
     assert sizes[:15] == [64 * n for n in range(2, 17)]
     assert sizes[15:] == [1_152, 1_280, 1_408, 1_536, 1_664, 1_792, 1_920, 2_048]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 28, 36, 80])
+def test_slices_are_of_equal_length_and_none_is_longer_than_another_forward(layers: int) -> None:
+    """All layers, in order; few rows are launched at once."""
+    for rows in capture_sizes(16_384):
+        spans = slices_of(rows, layers)
+        assert [layer for span in spans for layer in span] == [*range(layers)]
+        lengths = {len(span) for span in spans}
+        assert max(lengths) - min(lengths) <= 1
+        assert len(spans) == 1 or rows > SHORT_ROWS
+        # To the nearest layer, with the start of the forward.
+        assert (rows + START_ROWS) * (max(lengths) - 1) < SLICE_ROWS * layers
+    assert [len(slices_of(rows, 28)) for rows in (1_152, 1_280, 2_048, 4_096, 8_192, 16_384)] == [
+        1,
+        1,
+        2,
+        2,
+        4,
+        8,
+    ]
+    assert len(slices_of(16_384, 2)) == 2
+
+
+def test_a_forward_between_slices_has_rows_of_its_own() -> None:
+    assert SHORT_ROWS in capture_sizes(16_384)
+    assert output_rows(16_384, in_slices=True) == 16_384 + SHORT_ROWS
+    assert output_rows(16_384, in_slices=False) == 16_384
+    assert output_rows(SHORT_ROWS, in_slices=True) == SHORT_ROWS
 
 
 def test_few_scored_rows_are_padded_and_none_cost_nothing() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer
 
+from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.escapes import ESCAPE
-from hiscore.prompts.tokenizer import ForbiddenToken, PromptTokenizer
+from hiscore.prompts.tokenizer import PromptTokenizer
 from tests.support import tiny_tokenizers
 
 TEMPLATE = "<think>"
@@ -101,7 +102,7 @@ def test_a_vocabulary_that_gives_one_from_plain_text_is_refused(tmp_path: Path) 
     state["added_tokens"][0]["content"] = "word"
     state["model"]["vocab"]["word"] = state["model"]["vocab"].pop("<|endoftext|>")
     path.write_text(json.dumps(state))
-    with pytest.raises(ForbiddenToken, match="'word'"):
+    with pytest.raises(CannotEncode, match="'word'"):
         PromptTokenizer(directory).encode_texts(["word"])
 
 
@@ -140,3 +141,18 @@ DIRECTORY = Path(__file__).parent / "none"
 def _directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     global DIRECTORY
     DIRECTORY = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path_factory.mktemp("qwen2"))
+
+
+def test_a_text_on_which_the_library_panics_cannot_be_encoded(tmp_path: Path) -> None:
+    """A panic is not an `Exception`: it would be an answer of status 500."""
+    backend = tiny_tokenizers.smollm2()
+    # Its search doubles with each letter, until the library's own limit.
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")
+    tiny_tokenizers.save(backend, tmp_path)
+    tokenizer = PromptTokenizer(tmp_path)
+    assert tokenizer.encode_texts(["b"]) == [ids_of(backend, "b")]
+    for encode in (tokenizer.encode_texts, lambda texts: tokenizer.encode_pairs(texts, texts)):
+        with pytest.raises(CannotEncode, match="gives up"):
+            encode(["a" * 40])
+    with pytest.raises(CannotEncode, match="gives up"):
+        tokenizer.cut("a" * 40, 3)

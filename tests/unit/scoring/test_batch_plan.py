@@ -123,6 +123,47 @@ def test_the_price_is_what_packing_computes(
     assert cost - empty <= computed
 
 
+Prompts = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 150), st.lists(st.integers(0, 40), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(Prompts, Prompts, Prompts, st.integers(4, 30))
+@example([(0, 64, [1])], [(1, 64, [200])], [(0, 64, [1]), (0, 64, [1, 0]), (2, 90, [1]), (2, 91, [1])], 4)
+def test_while_a_batch_is_held_no_batch_turns_out_larger(
+    before: list[tuple[int, int, list[int]]],
+    large: list[tuple[int, int, list[int]]],
+    small: list[tuple[int, int, list[int]]],
+    pages: int,
+) -> None:
+    """Whatever the pool has room for, and in one forward: what is computed between slices is bounded."""
+    pool = PrefixCache(pages, pages)
+    jobs = [
+        [make(query, items, 10_000 * first) for first, query, items in each]
+        for each in (before, large, small)
+    ]
+    for each in jobs[:2]:
+        pack([job.prompt for job in each], BUDGET, pool)
+    with pool.held():
+        plan = ScoringPlan(pool, BUDGET)
+        parts = [plan.take(job, 0, BUDGET, at_least_one=False) for job in jobs[2]]
+        cost = sum(part.cost for part in parts if part is not None)
+        batch = pack([job.prompt for job in jobs[2]], max(cost, PAGE), pool)
+    assert sum(len(forward.input_ids) for forward in batch.forwards) <= cost
+    assert len(batch.forwards) <= 1
+
+
+def test_control_otherwise_what_finds_no_room_in_the_pool_costs_more() -> None:
+    pool = PrefixCache(4, 4)
+    jobs = [make(96, [1]), make(96, [2], 5_000), make(97, [3], 5_000)]
+    plan = ScoringPlan(pool, BUDGET)
+    cost = sum(part.cost for job in jobs if (part := plan.take(job, 0, BUDGET, at_least_one=False)))
+    batch = pack([job.prompt for job in jobs], BUDGET, pool)
+    assert sum(len(forward.input_ids) for forward in batch.forwards) > cost
+
+
 def test_contexts_fill_a_batch_as_well() -> None:
     """A forward names a limited number of cached tokens, however few it computes."""
     jobs = [make(10_000 + PAGE * i, [1]) for i in range(8)]

@@ -6,8 +6,8 @@ import pytest
 from hiscore.errors import RequestError
 from hiscore.scoring.batched_scorer import BatchedScorer, LaunchedScores
 from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.pending_scores import BatchStats, Scores
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.scorer import BatchStats, Scores
 
 LABELS = np.array([5, 6], np.int32)
 STATS = BatchStats(forwards=1, tokens=2, items=3, cached_tokens=4)
@@ -15,6 +15,8 @@ STATS = BatchStats(forwards=1, tokens=2, items=3, cached_tokens=4)
 
 class Device:
     """A fake scorer: `BatchedScorer` only reads its device."""
+
+    between = 0
 
     def __init__(self, kind: str) -> None:
         self.device = self

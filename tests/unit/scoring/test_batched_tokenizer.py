@@ -9,6 +9,7 @@ from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.serving.batched_model import Part
 from hiscore.settings import Limits
+from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.tokenizer import TextTokenizer
 
 FACTS = CheckpointFacts(vocab_size=3, context_length=50, is_classifier=False)
@@ -17,7 +18,9 @@ FACTS = CheckpointFacts(vocab_size=3, context_length=50, is_classifier=False)
 def test_a_batch_from_texts_to_tensors() -> None:
     backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 2}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = TextTokenizer(backend, adds_affixes=True, prefix=(), suffix=(), splits=None)
+    tokenizer = TextTokenizer(
+        backend, TextEncoder(backend), adds_affixes=True, prefix=(), suffix=(), splits=None
+    )
     records: list[EncodeStats] = []
     model = BatchedTokenizer(tokenizer, Limits(max_items=2), FACTS, records.append)
     good = TextRequest("ab", ["c", "ca"], label_token_ids=np.array([1], np.int32))

@@ -1,7 +1,7 @@
 """Requests in text: the ids are those of one item at a time, and an error affects no other request."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.layout import unpack
 from hiscore.settings import Limits
 from hiscore.tokenization.split_rule import SplitRule
+from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
 from tests.unit.tokenization.test_safe_splits import TEXTS
@@ -128,16 +129,16 @@ def test_a_wrong_split_is_caught(name: str, load: Load, monkeypatch: pytest.Monk
         )
 
 
-class Spy:
-    """Forwards to a tokenizer and records the batches of texts."""
+class Spy(TextEncoder):
+    """Records the batches of texts."""
 
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        self.batches: list[list[str]] = []
+    def __init__(self, backend: Tokenizer) -> None:
+        super().__init__(backend)
+        self.batches: list[Sequence[str]] = []
 
-    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         self.batches.append(texts)
-        return self.backend.encode_batch_fast(texts, **options)
+        return super().encode(texts)
 
 
 @pytest.mark.parametrize("item_first", [False, True])
@@ -146,7 +147,7 @@ def test_all_texts_go_through_one_call_and_the_query_once(load: Load, item_first
     spy = Spy(ours.backend)
     query = "this is " * 40
     batch = [TextRequest(query, [" apple"] * 30, labels=[" Yes", " No"], item_first=item_first)] * 3
-    answers = encode_requests(replace(ours, backend=spy), batch, Limits(), FACTS)
+    answers = encode_requests(replace(ours, encoder=spy), batch, Limits(), FACTS)
     assert [answer.full_encode for answer in answers if isinstance(answer, TokenizedRequest)] == [False] * 3
     [texts] = spy.batches
     assert len(texts) == 3 * (1 + 30 + 2)
@@ -180,7 +181,7 @@ def test_what_has_too_many_tokens_is_refused_before_it_is_encoded(load: Load) ->
     assert ours.bytes_per_token is not None
     most = ours.bytes_per_token * FACTS.context_length
     spy = Spy(ours.backend)
-    tokenizer = replace(ours, backend=spy)
+    tokenizer = replace(ours, encoder=spy)
     limits = Limits(max_text_bytes=10 * most)
     good = TextRequest("a b", ["c"], None, LABELS)
     for call in (
@@ -396,7 +397,9 @@ def test_a_text_on_which_the_library_panics_fails_alone() -> None:
     with pytest.raises(BaseException, match="retry-limit") as raised:
         backend.encode("a" * 40)
     assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
-    tokenizer = TextTokenizer(backend, adds_affixes=True, prefix=(), suffix=(), splits=None)
+    tokenizer = TextTokenizer(
+        backend, TextEncoder(backend), adds_affixes=True, prefix=(), suffix=(), splits=None
+    )
     good = TextRequest("ab", ["a", "b"], label_token_ids=LABELS)
     bad = replace(good, query="a" * 40)
     before, refused, after = encode_requests(tokenizer, [good, bad, good], Limits(), FACTS)

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiscore.device import Uploads
+from hiscore.scoring import computation, head_results
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -29,7 +30,7 @@ class HostWork(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.launched: Counter[str] = Counter()
-        self.uploads = 0
+        self.uploads = self.replayed = 0
         self._on_device = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,6 +42,7 @@ class HostWork(TorchDispatchMode):
     def on_device(self) -> Iterator[None]:
         """What a replayed graph computes costs the host nothing."""
         self._on_device = True
+        self.replayed += 1
         yield
         self._on_device = False
 
@@ -81,9 +83,13 @@ BOUNDS = {
 Of them 6 add up the 64 products of a pair, by halves."""
 
 
+COPIES = {"of all kinds": 2}
+"""Of arrays to the device: the forwards', and the head's if it does not keep them from the batch before."""
+
+
 def launch(scorer: Scorer, work: HostWork, batch: list[ScoreRequest]) -> None:
     work.launched.clear()
-    work.uploads = 0
+    work.uploads = work.replayed = 0
     with work:
         scorer.submit(batch)
 
@@ -104,12 +110,26 @@ def launched(checkpoints, monkeypatch: pytest.MonkeyPatch) -> tuple[Scorer, Host
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_is_one_copy_there_and_a_bounded_number_of_launches(name: str, launched) -> None:
+def test_a_batch_is_few_copies_there_and_a_bounded_number_of_launches(name: str, launched) -> None:
     scorer, work = launched
-    launch(scorer, work, BATCHES[name])  # label rows are fetched once
+    launch(scorer, work, BATCHES[name])  # small arrays and label rows are fetched once
     launch(scorer, work, BATCHES[name])
-    assert work.uploads == 1
+    assert work.uploads == COPIES.get(name, 1)
     assert work.launched.total() <= BOUNDS[name], work.launched
+
+
+def test_the_head_is_prepared_behind_the_forward(launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, work = launched
+    seen: list[tuple[int, int]] = []
+    prepare = head_results.head_results
+
+    def prepared(*arguments: Any) -> Any:
+        seen.append((work.replayed, work.uploads))
+        return prepare(*arguments)
+
+    monkeypatch.setattr(computation, "head_results", prepared)
+    launch(scorer, work, BATCHES["of all kinds"])
+    assert seen == [(2, 1)], "the layers' graph and the tail's, after the forward's own copy"
 
 
 def test_control_what_is_launched_is_counted(launched) -> None:

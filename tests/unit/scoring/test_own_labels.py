@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.device import Uploads
 from hiscore.errors import RequestError
 from hiscore.layers import lm_head, pair_products
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring import head_results
 from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest
@@ -159,27 +157,6 @@ def test_all_kinds_of_requests_share_a_batch(
             seen.append(index)
         assert len(values) == 0
     assert sorted(seen) == list(range(len(requests)))
-
-
-@pytest.mark.parametrize("apply_softmax", [True, False])
-def test_indices_of_many_labels_are_worked_out_behind_the_forward(
-    head: LMHead,
-    hidden: torch.Tensor,
-    own: list[np.ndarray],
-    monkeypatch: pytest.MonkeyPatch,
-    apply_softmax: bool,
-) -> None:
-    request = call(own, apply_softmax=apply_softmax)
-    labels, found = len(request.labels), []
-    for most, added_before in ((labels + 1, 2), (labels, 0)):
-        monkeypatch.setattr(head_results, "MANY_LABELS", most)
-        uploads = Uploads(torch.device("cpu"))
-        read_out = head_results.head_results(head, [request], False, np.arange(ITEMS), uploads)
-        assert len(uploads._waiting) == added_before
-        (result,) = read_out(hidden)
-        assert len(uploads._sent) == 2
-        found.append(result.values.numpy().tobytes())
-    assert found[0] == found[1]
 
 
 def test_nothing_to_score_has_no_rows() -> None:

@@ -202,11 +202,13 @@ def test_control_a_page_reused_too_early_is_noticed() -> None:
         assert Interpreter().run(batch, calls)[0] == context_by_rule(calls)
 
 
-def test_a_prompt_that_does_not_fit_the_pool_is_refused_and_leaks_no_page() -> None:
-    small = PrefixCache(2, 0, caching=False)
+@pytest.mark.parametrize(("query", "has"), [(60, 1), (60, 3), (10, 1), (10, 2)])
+def test_a_prompt_that_does_not_fit_the_pool_is_refused_and_leaks_no_page(query: int, has: int) -> None:
+    """Whether there is no room for its query, or none for a part of an item beside it."""
+    small = PrefixCache(has, 0, caching=False)
     with pytest.raises(PoolExhausted):
-        pack([Tokens([1] * 60, [[2] * 90] * 3).prompt()], 50, small)
-    assert len(small.allocate(2)) == 2
+        pack([Tokens([1] * query, [[2] * 90] * 3).prompt()], 50, small)
+    assert len(small.allocate(has)) == has
 
 
 def test_the_reserve_holds_two_prompts_that_span_forwards() -> None:

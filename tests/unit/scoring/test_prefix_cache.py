@@ -124,3 +124,64 @@ def test_clearing_frees_all_pages_even_those_in_use() -> None:
     cache.clear()
     assert sorted(cache.allocate(3)) == [0, 1, 2]
     assert cache.acquire_query(QueryKey.of(query(1)), PAGE)[1] == 0
+
+
+def test_what_a_held_batch_writes_is_not_found_and_what_it_reads_stays() -> None:
+    cache = PrefixCache(5, reserve=0)
+    hit(cache, query(1))
+    known, new = QueryKey.of(query(1)), QueryKey.of(query(3))  # which begins with the known page
+    cache.begin_batch(0)
+    slots, found = cache.acquire_query(new, 3 * PAGE)
+    cache.end_batch()
+    assert found == PAGE
+    with cache.held():
+        assert (cache.leading_pages(new), cache.leading_pages(known)) == (1, 1)
+        # Others have the two pages that are left: for the same query, or for one after the other.
+        own, found = cache.acquire_query(new, 3 * PAGE)
+        cache.end_batch()
+        assert found == PAGE
+        assert set(own[PAGE:]).isdisjoint(slots[PAGE:])
+        for first_id in (500, 900):
+            other, found = cache.acquire_query(QueryKey.of(query(3, first_id)), 3 * PAGE)
+            cache.end_batch()
+            assert (len(other), found) == (2 * PAGE, 0)
+            assert set(other).isdisjoint(slots)
+        cache.clear()
+        assert (cache.leading_pages(new), cache.leading_pages(known)) == (1, 1)
+        assert len(cache.allocate(2)) == 2
+    again, found = cache.acquire_query(new, 3 * PAGE)
+    assert found == 3 * PAGE
+    np.testing.assert_array_equal(again, slots)
+
+
+def test_no_page_is_lost_to_a_batch_that_cannot_be_held_beside_another() -> None:
+    cache = PrefixCache(4, reserve=0)
+    cache.begin_batch(0)
+    cache.acquire_query(first := QueryKey.of(query(2, first_id=500)), 0)
+    cache.end_batch()
+    with cache.held():
+        cache.begin_batch(0)
+        cache.acquire_query(QueryKey.of(query(1, first_id=900)), 0)
+        cache.end_batch()
+        with pytest.raises(RuntimeError, match="two batches"), cache.held():
+            pass
+        cache.clear()
+        assert (cache.holds, cache.leading_pages(first)) == (True, 0)
+    assert cache.leading_pages(first) == 2
+    cache.clear()
+    assert len(cache.allocate(4)) == 4
+
+
+def test_of_what_two_batches_computed_one_copy_is_kept() -> None:
+    """And the end of the query is evicted before its beginning, as ever."""
+    cache = PrefixCache(6, reserve=0)
+    key = QueryKey.of(query(3))
+    cache.begin_batch(0)
+    cache.acquire_query(key, 0)
+    cache.end_batch()
+    with cache.held():
+        cache.acquire_query(key, 0)
+        cache.end_batch()
+    assert hit(cache, query(3)) == 3 * PAGE
+    assert len(cache.allocate(4)) == 4
+    assert cache.leading_pages(key) == 2

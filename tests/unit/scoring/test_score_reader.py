@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hiscore.errors import RequestError
-from hiscore.scoring import scorer as scorer_module
+from hiscore.scoring import pending_scores
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -54,13 +54,13 @@ def test_labels_are_looked_at_before_the_wait_for_the_gpu(
         def synchronize(self) -> None:
             done.append("wait")
 
-    reader_of = scorer_module.reader_of
+    reader_of = pending_scores.reader_of
 
     def noted(*arguments: Any) -> Any:
         done.append("prepare")
         return reader_of(*arguments)
 
-    monkeypatch.setattr(scorer_module, "reader_of", noted)
+    monkeypatch.setattr(pending_scores, "reader_of", noted)
     pending = scorer.submit([call([1, 2]), call([3, 3])])
     pending._copy_done = CopyDone()
     pending.result()

@@ -81,14 +81,14 @@ def plain_causal(calls, budget: int, pages, longrope) -> Batch:
     rows = len(forward.input_ids)
     everything = Group(0, rows, np.empty(0, np.int64), slice(0, 0))
     edges = np.array([0, rows], np.int32)
-    return Batch((replace(forward, cu_seqlens=edges, groups=(everything,)),), (0,) * len(calls))
+    return Batch((forward._replace(cu_seqlens=edges, groups=(everything,)),), (0,) * len(calls))
 
 
 def restarted_positions(calls, budget: int, pages, longrope) -> Batch:
     """Positions that continue through the packed sequence instead of from the query."""
     (forward,) = pack(calls, budget, pages, longrope).forwards
     positions = np.arange(len(forward.input_ids), dtype=np.int32)
-    return Batch((replace(forward, positions=positions),), (0,) * len(calls))
+    return Batch((forward._replace(positions=positions),), (0,) * len(calls))
 
 
 @pytest.mark.parametrize("wrong", [plain_causal, restarted_positions])

@@ -164,16 +164,16 @@ def test_any_shapes_equal_transformers(
 
 def one_type(forward: Forward) -> Forward:
     assert forward.token_types is not None
-    return replace(forward, token_types=np.zeros_like(forward.token_types))
+    return forward._replace(token_types=np.zeros_like(forward.token_types))
 
 
 def shifted(forward: Forward) -> Forward:
-    return replace(forward, positions=forward.positions[::-1].copy())
+    return forward._replace(positions=forward.positions[::-1].copy())
 
 
 def joined(forward: Forward) -> Forward:
     """All pairs as one: each attends to the others."""
-    return replace(forward, cu_seqlens=forward.cu_seqlens[[0, -1]])
+    return forward._replace(cu_seqlens=forward.cu_seqlens[[0, -1]])
 
 
 @pytest.mark.parametrize("wrong", [one_type, shifted, joined])

@@ -51,7 +51,7 @@ def neighbours_rows(prompts, budget: int, pages, longrope) -> Batch:
     return replace(
         batch,
         forwards=tuple(
-            replace(forward, scored_rows=np.roll(forward.scored_rows, 1)) for forward in batch.forwards
+            forward._replace(scored_rows=np.roll(forward.scored_rows, 1)) for forward in batch.forwards
         ),
     )
 

@@ -32,6 +32,7 @@ class Device:
 
     def __init__(self, async_launch: bool) -> None:
         self.async_launch = async_launch
+        self.between = 0
         self.launched: list[list[int]] = []
         self.done: list[threading.Semaphore] = []
         self.answers: dict[int, object] = {}

@@ -20,12 +20,14 @@ class Model:
 
     def __init__(self, async_launch: bool) -> None:
         self.async_launch = async_launch
+        self.between = 0
         self.splits = True
         self.launched: list[list[Job]] = []
         self.answers: dict[str, object] = {}
         self.go = threading.Semaphore(0)
         self.changed = threading.Condition()
         self.cancelled: set[str] = set()
+        self.joined: list[Job] = []
 
     def cost(self, job: Job) -> int:
         return sum(job)
@@ -34,6 +36,7 @@ class Model:
         return Plan(self.splits)
 
     def join(self, job: Job, answers: Sequence[object]) -> object:
+        self.joined.append(job)
         return list(answers)
 
     def launch(self, jobs: list[Job]) -> "Batch":
@@ -45,8 +48,10 @@ class Model:
     def on_failure(self, error: Exception) -> None:
         raise AssertionError("no batch fails as a whole")
 
-    def batcher(self, max_total_cost: float = 1_000, max_queue: int = 100) -> Batcher[Job]:
-        return Batcher(self, BatchLimits(10, max_queue, max_total_cost, max_in_flight=1))
+    def batcher(
+        self, max_total_cost: float = 1_000, max_queue: int = 100, in_flight: int = 1
+    ) -> Batcher[Job]:
+        return Batcher(self, BatchLimits(10, max_queue, max_total_cost, max_in_flight=in_flight))
 
     def request(self, name: str, *job: int) -> QueuedRequest[Job]:
         return QueuedRequest(job, Caller(self, name), float("inf"), since=0.0)
@@ -162,6 +167,18 @@ def test_a_part_that_fails_ends_its_call_alone_and_the_rest_is_dropped(model: Mo
     assert model.answers["good"] == [9, 6]
     assert isinstance(model.answers["bad"], RequestError)
     assert (7,) not in [job for jobs in model.launched for job in jobs]
+
+
+def test_what_has_failed_is_not_joined(model: Model) -> None:
+    """Though its last part was launched before the first one failed; the control is joined."""
+    batcher = model.batcher(in_flight=2)
+    for launched, name, job in ((2, "bad", (13, 8)), (4, "good", (9, 6))):
+        batcher.submit([model.request(name, *job)])
+        assert model.wait(lambda: len(model.launched) == launched)  # noqa: B023
+        model.go.release(2)
+    batcher.close()
+    assert isinstance(model.answers["bad"], RequestError)
+    assert model.joined == [(9, 6)]
 
 
 def test_a_caller_that_goes_between_parts_is_dropped(model: Model) -> None:

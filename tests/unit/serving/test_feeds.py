@@ -120,7 +120,9 @@ def test_a_full_dev_shm_is_counted_and_other_failures_are_not(backend: Backend, 
     assert backend.get("hiscore_shared_memory_failures_total", model="m") == 1
 
 
-def test_the_exporter_goes_on_after_a_failure_and_exports_the_rest_at_its_end(feeds: ModuleType) -> None:
+def test_the_exporter_goes_on_after_a_failure_and_exports_the_rest_at_its_end(
+    feeds: ModuleType, backend: Backend
+) -> None:
     updates: list[str] = []
 
     class Broken:
@@ -132,6 +134,20 @@ def test_the_exporter_goes_on_after_a_failure_and_exports_the_rest_at_its_end(fe
         def update(self) -> None:
             updates.append("works")
 
-    exporter = feeds.Exporter([Broken(), Works()])
+    exporter = feeds.Exporter([Broken(), Works()], {"model": "m"})
     exporter.close()
     assert updates == ["broken", "works"]
+    assert backend.get("hiscore_exports_total", model="m") == 1
+
+
+def test_batches_are_counted_without_a_round_trip(feeds: ModuleType, backend: Backend) -> None:
+    metrics = importlib.import_module("hiscore.serving.metrics")
+    counts = feeds.CountsFeed(metrics.Counters({"items": "i", "batches": "b", "none": "n"}, {"model": "m"}))
+    for items in (3, 4):
+        counts.add(items=items, batches=1, none=0)
+    assert backend.round_trips == 0
+    counts.update()
+    assert (backend.get("items", model="m"), backend.get("batches", model="m")) == (7, 2)
+    assert backend.round_trips == 2
+    counts.update()
+    assert backend.round_trips == 2

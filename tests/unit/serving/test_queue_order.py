@@ -1,12 +1,17 @@
 """Whose turn it is: by example, and simulated under load (`tests/support/batch_simulator.py`)."""
 
+import gc
+import math
 from itertools import pairwise
+from weakref import ref
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.serving.queue_order import FORGET_AFTER, QueueOrder
+from hiscore.serving import stale_entries
+from hiscore.serving.queue_order import QueueOrder
+from hiscore.serving.request_order import FORGET_AFTER
 from tests.support.batch_simulator import Batch, Call, FirstCome, alone, p99_of
 
 BUDGET = 16_384
@@ -166,3 +171,21 @@ def test_small_ones_have_every_second_batch_to_themselves() -> None:
         assert small in [call for call, _ in second.taken]
         assert (long in [call for call, _ in second.taken]) == (usual == 1_000)
         assert long in [call for call, _ in third.taken]
+
+
+@pytest.mark.parametrize("spare", [stale_entries.SPARE, math.inf])
+def test_calls_that_have_gone_are_freed(spare: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fills a batch, so the shortest are never asked for. The control keeps all of them by size."""
+    monkeypatch.setattr(stale_entries, "SPARE", spare)
+    order: QueueOrder[Call] = QueueOrder(BUDGET)
+    seen = []
+    for index in range(200):
+        call = Call(index, BUDGET, divisible=False)
+        order.add(call, BUDGET, contended=True)
+        seen.append(ref(call))
+        del call
+        order.fill(Batch())
+    assert not len(order)
+    gc.collect()
+    kept = sum(call() is not None for call in seen)
+    assert (kept < 100) == (spare < math.inf)

@@ -88,6 +88,15 @@ def test_what_cannot_be_scored_is_refused(client: TestClient, body: Any, says: s
         ),
         ({"query": [1, 2, 3], "items": [[4], [5, 6]]}, "max_context", 5, "have 5 tokens"),
         ({"query": [1, 2, 3], "items": []}, "max_context", 3, "have 3 tokens"),
+        ({"query": [1], "items": [[4], [5]], "label_token_ids": [6, 7]}, "max_labels", 2, "holds 2 labels"),
+        ({"query": "a", "items": ["b"], "label_token_ids": [6, 7]}, "max_labels", 2, "holds 2 labels"),
+        # Of their own, each item may have as many.
+        (
+            {"query": [1], "items": [[4], [5]], "label_token_ids": [5, 6, 7, 8], "label_counts": [2, 2]},
+            "max_labels",
+            2,
+            "holds 4 labels: at most 2 for 2 items",
+        ),
     ],
 )
 def test_too_many_ids_are_refused_before_the_models_see_them(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import (
     NO_PAGES,
@@ -16,7 +17,6 @@ from hiscore.decoding.interface.worker import (
     Admission,
     DecodeBatch,
     PrefillChunk,
-    Prefix,
 )
 from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.device_queues import Event, Queue
@@ -101,14 +101,13 @@ class Recorder:
         self.log.append(("prefill", *((chunk.start, chunk.end) for chunk in chunks)))
         return self.logits[: sum(chunk.is_last for chunk in chunks)]
 
-    def sample(self, *_: Any) -> None:
-        """Nothing at once, as on the CPU."""
-
-    def forward(self, seq_indices: np.ndarray, positions: np.ndarray, attends: Attends) -> StepOutputs:
+    def forward(
+        self, seq_indices: np.ndarray, positions: np.ndarray, attends: Attends, sampling: SamplingBatch
+    ) -> StepOutputs:
         self.log.append(("forward", seq_indices.tolist(), positions.tolist(), attends))
         readback = torch.arange(COUNTERS + len(seq_indices))
         slots = torch.from_numpy(positions), torch.from_numpy(positions + 100)
-        return StepOutputs(self.logits[: len(seq_indices)], *slots, readback)
+        return StepOutputs(self.logits[: len(seq_indices)], *slots, readback, sampling.is_greedy)
 
     # Cache operations.
 
@@ -120,6 +119,9 @@ class Recorder:
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         self.log.append(("restore", slots.tolist(), host_pages.tolist()))
+
+    def restore_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
+        self.log.append(("restore dense", slots.tolist(), host_slots.tolist()))
 
     def take(self) -> list[tuple[Any, ...]]:
         """The log since it was taken last."""
@@ -192,7 +194,7 @@ def test_a_prefix_whose_second_copy_fails_to_launch_is_drained_when_the_first_ha
     device.restore_index = no_memory  # type: ignore[attr-defined]
     worker = worker_on(device)
     with pytest.raises(MemoryError):
-        worker.fetch(Prefix(1, 4, at(5), at(5), at(2)))
+        worker.fetch(Prefix(1, 4, at(5), at(5), at(2), np.zeros(1, bool)))
     assert device.take() == [
         ("record", 0, "compute"), ("wait", 0, "restore"),
         ("use", "restore"), ("restore", [32, 33, 34, 35], [5]), ("end",), ("record", 0, "restore"),
@@ -202,6 +204,29 @@ def test_a_prefix_whose_second_copy_fails_to_launch_is_drained_when_the_first_ha
         worker.release(1, NO_PAGES, NO_PAGES)
     device.done = {0}
     worker.release(1, NO_PAGES, NO_PAGES)
+
+
+@pytest.mark.parametrize("there", [[False, False], [False, True], [True, True]])
+def test_only_what_is_not_on_the_device_is_copied_from_the_host(there: list[bool]) -> None:
+    """Dense layers of the rest are copied between forwards, from where the host pages of the sequence say."""
+    device = Recorder()
+    device.restore_index = lambda *_: None  # type: ignore[attr-defined]
+    worker = worker_on(device)
+    worker.fetch(Prefix(1, 8, at(5, 3), at(5, 3), at(2), np.array(there)))
+    log = device.take()
+    restored = [entry[1:] for entry in log if entry[0] == "restore"]
+    dense = [entry[1:] for entry in log if entry[0] == "restore dense"]
+    first, second = [32, 33, 34, 35], [36, 37, 38, 39]
+    if there == [False, True]:
+        assert (restored, dense) == ([(first, [5])], [(second, [12, 13, 14, 15])])
+    elif there == [True, True]:
+        assert (restored, dense) == ([], [(first + second, [20, 21, 22, 23, 12, 13, 14, 15])])
+    else:
+        assert (restored, dense) == ([(first + second, [5, 3])], [])
+    assert [entry[1] for entry in log if entry[0] == "use"] == ["restore"] * (not all(there)) + [
+        "compute"
+    ] * any(there)
+    assert worker.drained(1) == all(there)
 
 
 def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_before() -> None:

@@ -13,6 +13,7 @@ import torch
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.sequence import Status
 from hiscore.decoding.worker.device_queues import Queue
+from hiscore.decoding.worker.restores import Restores
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import Code, RequestError
 from tests.support import decode_cache
@@ -284,6 +285,23 @@ def test_an_abort_at_each_stage_gives_everything_back(
             assert outcome.end == "length"
             assert outcome.tokens == tokens
     assert client.failures == []
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("backup", ["ring", "blocking", "deferred"])
+def test_every_event_comes_back(
+    workers: Any, backup: str, forgets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a GPU would have ever more of them: the CPU's queues have none. The control forgets those of restores."""
+    if forgets:
+        monkeypatch.setattr(Restores, "landed", lambda self, seq_index: not self._in_flight.pop(seq_index, 0))
+    worker = workers("exact", sequences=2, backup=backup, prefix_cache=True)
+    queues = LateCopies(20)
+    queues.install(worker)
+    with serving(worker, quantum=3) as client:
+        client.wait([client.submit(**call(i)) for i in range(8)])
+    assert client.stats.preemptions > 0
+    assert bool(queues.kept(worker)) == forgets
 
 
 def test_a_seed_is_all_that_sampling_depends_on(workers: Any) -> None:

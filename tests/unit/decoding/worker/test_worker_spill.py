@@ -34,8 +34,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_on_the_device_as_a_whole_is_dense(path: Any, family: str) -> None:
     worker = build(path(family), "auto", *FEW)
-    kinds, forward = [], worker._runner.forward
-    worker._runner.forward = lambda *step: (kinds.append(step[2]), forward(*step))[1]  # type: ignore[method-assign]
+    kinds, attends = [], worker._attends
+    worker._attends = lambda rows: (kinds.append(attends(rows)), kinds[-1])[1]  # type: ignore[method-assign]
     found = []
     for driver in (Driver(worker), Driver(build(path(family), "dense"))):
         (long, first), (short, second) = (

@@ -1,5 +1,7 @@
 """Models with fixed answers, as the SDK sees them."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -16,5 +18,16 @@ def test_scores_have_the_shape_that_was_asked_for(counts: list[int] | None, colu
             np.testing.assert_array_equal(found.scores, np.full((2, columns), SCORE, np.float32))
             by_text = client.score("q", ["a", "b"], labels=["x", "y", "z"], label_counts=counts)
             np.testing.assert_array_equal(by_text.scores, found.scores)
+    finally:
+        server.stop(0)
+
+
+def test_answers_come_after_some_time() -> None:
+    server, port = serve(after_s=0.05)
+    try:
+        with ScoreClient(f"127.0.0.1:{port}") as client:
+            start = time.perf_counter()
+            client.score_ids([1, 2], [[3]], [7])
+            assert time.perf_counter() - start >= 0.05
     finally:
         server.stop(0)

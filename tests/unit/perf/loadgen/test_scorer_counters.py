@@ -20,7 +20,10 @@ nv_inference_count{model="tokenizer",version="1"} 99
 
 
 def test_counters_are_summed_over_devices_and_items_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scorer_counters, "_metrics", lambda server: METRICS)
-    server: Any = SimpleNamespace()
+    waited: list[str] = []
+    monkeypatch.setattr(scorer_counters, "wait_for_exports", waited.append)
+    monkeypatch.setattr(scorer_counters, "page", lambda url: METRICS)
+    server: Any = SimpleNamespace(metrics_url="here")
     assert counters(server) == {"forwards": 3, "calls": 10}
     assert items_by_device(server) == {"cuda:0": 40, "cuda:1": 60}
+    assert waited == ["here", "here"]

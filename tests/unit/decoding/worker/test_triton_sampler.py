@@ -1,6 +1,5 @@
-"""Graphs sample what the sampler does by itself. Here a graph is computed when it is replayed."""
+"""What kernels draw within a step, feed and count is what the sampler does by itself."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,12 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.sampling_params import SamplingParams
-from hiscore.decoding.worker.sampler import finite, sample, sample_batch
-from hiscore.decoding.worker.sampling_graphs import SamplingGraphs, padded_options
+from hiscore.decoding.worker.sampler import finite, sample_batch
+from hiscore.decoding.worker.sampling_options import padded_options
 from hiscore.decoding.worker.step_runner import COUNTERS, feed, new_input_ids
 from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.decoding.worker.token_sampler import TokenSampler
-from hiscore.decoding.worker.triton_sampler import sample_rows
-from tests.support.cuda_runner import Capture
+from hiscore.decoding.worker.triton_sampler import Feeding, draw
 from tests.unit.decoding.worker.test_step_runner import Counted
 from tests.unit.decoding.worker.test_token_sampler import VOCABULARY, Row, batch_of
 
@@ -44,27 +42,28 @@ def batch(rows: int, seed: int = 0) -> SamplingBatch:
 
 
 class Steps:
-    """Where steps leave their logits, and graphs that read them there."""
+    """Where steps leave their logits, and kernels that read them there."""
 
-    def __init__(self, draw: Any = sample) -> None:
+    def __init__(self, listed: int = 16) -> None:
         self.cache: Any = Counted()
         self.input_ids = new_input_ids(SEQUENCES, torch.device("cpu"))
         self.logits = torch.zeros(BUCKETS[0], VOCABULARY)
         self.counts = TokenCounts(SEQUENCES, torch.device("cpu"), VOCABULARY)
         self.sampler = TokenSampler(SEQUENCES, torch.device("cpu"), self.counts)
-        self.graphs = SamplingGraphs(draw, self.counts.table, self.input_ids, self.cache)
-        for rows in BUCKETS:
-            self.graphs.capture(Capture(nullcontext), self.logits[:rows])  # type: ignore[arg-type]
+        self.listed = listed
 
     def draw(self, logits: Tensor, seq_indices: np.ndarray, sampling: SamplingBatch) -> Tensor:
         self.logits[: len(logits)] = logits
         self.logits[len(logits) :] = torch.nan  # of padding
         rows = min(rows for rows in BUCKETS if rows >= len(logits))
-        return self.graphs.sample(rows, seq_indices, sampling)
+        options = torch.from_numpy(padded_options(rows, seq_indices, sampling))
+        readback = torch.zeros(COUNTERS + rows, dtype=torch.int64)
+        feeding = Feeding(readback, self.input_ids, self.counts.table, self.cache)
+        return draw(self.logits[:rows], options, feeding, block=32, listed=self.listed)
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
-def test_graphs_draw_and_feed_what_the_sampler_does(rows: int) -> None:
+def test_they_draw_and_feed_what_the_sampler_does(rows: int) -> None:
     steps = Steps()
     for seed in range(5):
         logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
@@ -99,8 +98,8 @@ def test_the_draws_are_those_of_the_launch() -> None:
     assert first != steps.draw(logits.flip(0), seq_indices, sampling).tolist()
 
 
-def test_kernels_draw_the_same_in_graphs() -> None:
-    steps, kernels = Steps(), Steps(sample_rows)
+def test_the_length_of_the_list_changes_no_token() -> None:
+    steps, kernels = Steps(listed=1_024), Steps(listed=2)
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 3
     seq_indices, sampling = np.array([5, 0, 2], np.int32), batch(3, seed=2)
     assert sampling.temperature.any()
@@ -121,7 +120,7 @@ def penalised_rows() -> list[Row]:
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_penalties_are_those_of_the_sampler(forgets: bool) -> None:
-    """To the bit, whichever of both counted a token. forgets: the control, graphs count none."""
+    """To the bit, whichever of both counted a token. forgets: the control, kernels count none."""
     rows, steps = penalised_rows(), Steps()
     alone = TokenSampler(SEQUENCES, torch.device("cpu"))
     indices = np.array([row.seq_index for row in rows], np.int32)

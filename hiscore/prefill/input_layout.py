@@ -1,0 +1,84 @@
+"""How the inputs of a forward on CUDA lie in one buffer, for each number of rows that has a graph."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from hiscore.arrays import Int32, Int64
+from hiscore.attention import own_keys
+from hiscore.attention.metadata import NO_SLOT, Forward
+from hiscore.attention.packed_triton import TileInputs
+from hiscore.attention.tiles import cut_into_tiles
+from hiscore.prefill.row_counts import MIN_ROWS
+
+ROW_FIELDS = 5
+"""Token id, position, place in the rotary tables, begin of its segment, KV slot."""
+SCORED_STEP = 64
+"""The rows that are read are padded to a multiple of this."""
+ALIGN = 4
+"""In int32: every array of a layout starts at a multiple of 16 bytes, so that kernels compile only once."""
+
+
+def pad_scored(rows: Int64) -> Int32:
+    """The rows to read, padded with row 0 to at least `MIN_ROWS`, unless there are none."""
+    padded = np.zeros(max(-(-len(rows) // SCORED_STEP) * SCORED_STEP, MIN_ROWS) if len(rows) else 0, np.int32)
+    padded[: len(rows)] = rows
+    return padded
+
+
+@dataclass(frozen=True)
+class InputLayout:
+    """Layout of a forward's inputs in one int32 buffer, for a number of rows with padding."""
+
+    rows: int
+    tiles: int
+
+    def pack(self, forward: Forward, rows_per_tile: int) -> tuple[Int32, Int32]:
+        """Lay out a forward.
+
+        Returns:
+            int32 [used]: the buffer up to the last column of its tiles.
+            int32 [N]: the slots of all contexts.
+        """
+        cut = cut_into_tiles(forward, rows_per_tile)
+        row_values = ROW_FIELDS * self.rows
+        table = own_keys.with_own_keys(cut, rows_per_tile)
+        buffer = np.zeros(row_values + ALIGN + len(table), np.int32)
+        self._fill(buffer[:row_values], forward)[3, : len(forward.input_ids)] = cut.segment_starts
+        buffer[row_values : row_values + 2] = len(cut.tiles), cut.scored
+        buffer[row_values + ALIGN :] = table
+        return buffer, cut.context_slots
+
+    def pack_rows(self, forward: Forward) -> Int32:
+        """What `pack` lays out of a forward's rows, without what is for our own attention."""
+        buffer = np.zeros(ROW_FIELDS * self.rows, np.int32)
+        self._fill(buffer, forward)
+        return buffer
+
+    def _fill(self, buffer: Int32, forward: Forward) -> Int32:
+        rows = buffer.reshape(ROW_FIELDS, self.rows)
+        count = len(forward.input_ids)
+        rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
+        rows[2, :count] = forward.positions if forward.angles is None else forward.angles
+        rows[4, :count], rows[4, count:] = forward.slot_mapping, NO_SLOT
+        return rows
+
+    @property
+    def size(self) -> int:
+        """Of the whole buffer."""
+        tiles = self.tiles * own_keys.FIELDS + own_keys.most_columns(self.rows)
+        return ROW_FIELDS * self.rows + ALIGN + tiles
+
+    def views(
+        self, buffer: Tensor, context_slots: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, TileInputs]:
+        """As views of `buffer`: what rows of `ModelInputs` are, int32 [rows] each, and attention's inputs.
+
+        Returns:
+            Token ids, positions, angles, slot mapping, inputs of attention.
+        """
+        rows, rest = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
+        ids, positions, angles, starts, slot_mapping = rows.view(ROW_FIELDS, self.rows)
+        inputs = TileInputs(positions, starts, rest[ALIGN:], rest[:2], context_slots)
+        return ids, positions, angles, slot_mapping, inputs

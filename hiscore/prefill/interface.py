@@ -1,0 +1,62 @@
+"""Runs packed prefills: the interface."""
+
+from collections.abc import Generator, Sequence
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from hiscore.attention.metadata import Forward
+from hiscore.device import Uploads
+
+T = TypeVar("T")
+
+
+def launch_all(slices: Generator[None, None, T]) -> T:
+    """Launch what is left of a forward. Returns what it returns."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+class ForwardRunner(Protocol):
+    """Computes packed forwards on one device. If not said otherwise, each is launched at once."""
+
+    between: int = 0
+    """Rows of a forward that may be launched between two slices of another; 0: there are no slices."""
+
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
+        """Compute the forwards of a batch, in order. On CUDA this only launches the work.
+
+        Args:
+            forwards: The batch.
+
+        Returns:
+            [R, hidden]: final hidden states of all scored rows, forward after forward.
+        """
+        ...
+
+    def slices(self, forward: Forward) -> int:
+        """In how many slices of its layers `in_slices` launches a forward."""
+        return 1
+
+    def in_slices(self, forward: Forward, uploads: Uploads) -> Generator[None, None, Tensor]:
+        """Compute one forward: each step launches a slice of it.
+
+        Until the last one, other forwards have no more rows than `between`, and neither read what this one adds to
+        the pool nor change what it reads or writes there; they may write the same again.
+
+        Returns:
+            See `forward`.
+        """
+        yield from ()
+        return self.forward([forward])
+
+
+class Runner(ForwardRunner, Protocol):
+    """A `ForwardRunner` of a decoder, with its own KV pool."""
+
+    pool: Tensor
+    """[layers, slots, 2, kv_heads, head_dim]"""

@@ -1,0 +1,57 @@
+"""Where CUDA graphs read what a forward brings. Forwards that are launched in turns have inputs of their own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT
+from hiscore.prefill.input_layout import ROW_FIELDS, InputLayout
+
+
+class StaticInputs:
+    """The inputs of one forward at a time, and where its rows begin in what graphs leave."""
+
+    def __init__(self, size: int, first_row: int, windowed: bool, device: torch.device) -> None:
+        """Allocate them.
+
+        Args:
+            size: Of the largest layout (`InputLayout.size`).
+            first_row: Of the outputs.
+            windowed: Whether there are layers that keep a window only.
+            device: Where.
+        """
+        self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        self.context_slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=device)
+        self.window_slots = torch.zeros_like(self.context_slots) if windowed else None
+        self.first_row = first_row
+        self._held = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep them from other forwards inside.
+
+        Raises:
+            RuntimeError: Another forward has slices left to launch.
+        """
+        if self._held:
+            raise RuntimeError("the inputs of a forward would be overwritten between two of its slices")
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def fill(self, buffer: Tensor, context_slots: Tensor, window_slots: Tensor) -> None:
+        """Copy a forward's inputs here; empty ones are not read."""
+        self.buffer[: len(buffer)].copy_(buffer)
+        if len(context_slots):
+            self.context_slots[: len(context_slots)].copy_(context_slots)
+        if self.window_slots is not None and len(window_slots):
+            self.window_slots[: len(window_slots)].copy_(window_slots)
+
+    def clear(self, layout: InputLayout) -> None:
+        """No tiles and no slots: what is then launched reads and writes no real data."""
+        self.buffer.zero_()
+        self.buffer[(ROW_FIELDS - 1) * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT

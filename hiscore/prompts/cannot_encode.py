@@ -1,0 +1,23 @@
+"""Callers' texts that no prompt can be made of."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hiscore.panics import Panic, panics_raised
+
+
+class CannotEncode(ValueError):
+    """A caller's text would become a protected token all the same, or the library gives up on it.
+
+    The message says which.
+    """
+
+
+@contextmanager
+def panics_refused() -> Iterator[None]:
+    """Turn a library's panic into `CannotEncode`; as a decorator, too."""
+    try:
+        with panics_raised():
+            yield
+    except Panic:
+        raise CannotEncode("the tokenizer gives up on it") from None

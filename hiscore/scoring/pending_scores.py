@@ -1,0 +1,123 @@
+"""What has been launched of a batch, and its scores when the device has computed them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hiscore.arrays import Float32
+from hiscore.errors import RequestError
+from hiscore.scoring.head_results import own_counts
+from hiscore.scoring.packing import Batch
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.score_reader import ScoreReader, reader_of
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The answer to a request.
+
+    Attributes:
+        scores: float32 [items, labels].
+        prompt_tokens: Tokens of the query, counted once, and of all items.
+        cached_tokens: How many of them came from the prefix cache.
+    """
+
+    scores: Float32
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class BatchStats:
+    """What a batch cost: forwards, the tokens they computed, items scored, tokens from the prefix cache."""
+
+    forwards: int
+    tokens: int
+    items: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class PendingSlice:
+    """A launched slice of a batch, which may not have finished.
+
+    Attributes:
+        left: Slices that are yet to be launched.
+        done: Recorded after it; None on a CPU.
+    """
+
+    left: int
+    done: torch.cuda.Event | None
+
+    def wait(self) -> None:
+        """Wait for it."""
+        if self.done is not None:
+            self.done.synchronize()
+
+
+class PendingScores:
+    """A launched batch, which may not have finished."""
+
+    def __init__(
+        self, requests: Sequence[ScoreRequest], batch: Batch, host: Tensor,
+        shapes: list[tuple[list[int], int | None]], copy_done: torch.cuda.Event | None, is_classifier: bool,
+    ) -> None:  # fmt: skip
+        """Keep what `result` needs.
+
+        Args:
+            requests: The requests of the batch.
+            batch: Its forwards.
+            host: float32 [n] on the host: the results one after another, row-major.
+            shapes: Of each result: the requests whose items are its rows, and its columns; None: one number for
+                each label of each item.
+            copy_done: Recorded after the copy to `host`; None if there was none.
+            is_classifier: Whether the logits are a classifier's.
+        """
+        self._requests, self._batch = requests, batch
+        self._host, self._shapes = host, shapes
+        self._copy_done = copy_done
+        self._is_classifier = is_classifier
+
+    def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
+        """Wait for the results and turn logits into scores; call it once."""
+        readers = [_reader(request, self._is_classifier) for request in self._requests]
+        if self._copy_done is not None:
+            self._copy_done.synchronize()
+        items = [len(request.prompt.item_lengths) for request in self._requests]
+        results: list[Float32 | None] = [None] * len(items)
+        values = self._host.numpy()
+        for members, width in self._shapes:
+            for index in members:
+                if width is None:
+                    size = int(own_counts(self._requests[index]).sum())
+                    results[index] = values[:size]
+                else:
+                    size = items[index] * width
+                    results[index] = values[:size].reshape(items[index], width)
+                values = values[size:]
+        answers = [
+            self._read(index, readers[index], found)
+            for index, found in enumerate(results)
+            if found is not None
+        ]
+        forwards, cached = self._batch.forwards, self._batch.cached_tokens
+        tokens = sum(len(forward.input_ids) for forward in forwards)
+        return answers, BatchStats(len(forwards), tokens, sum(items), sum(cached))
+
+    def _read(self, index: int, reader: ScoreReader | RequestError, result: Float32) -> Scores | RequestError:
+        if isinstance(reader, RequestError):
+            return reader
+        try:
+            scores = reader(result)
+        except RequestError as error:
+            return error
+        return Scores(scores, len(self._requests[index].prompt.tokens), self._batch.cached_tokens[index])
+
+
+def _reader(request: ScoreRequest, is_classifier: bool) -> ScoreReader | RequestError:
+    try:
+        return reader_of(request, is_classifier)
+    except RequestError as error:
+        return error

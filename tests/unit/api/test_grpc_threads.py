@@ -1,0 +1,53 @@
+"""gRPC's threads in the API's process: none stands between the socket and the thread that waits for an answer."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from perf.loadgen.fixed_answers import serve
+
+CALLS = 100
+# How many calls of the API's models ended without a turn of gRPC's own threads, which also keep time now and then,
+# and whether gRPC knew all that it was told.
+SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+from hiscore.api.models import Models
+
+def turns():
+    tasks = [each for each in Path("/proc/self/task").iterdir()]
+    return sum(int((each / "schedstat").read_text().split()[2]) for each in tasks
+               if (each / "comm").read_text().startswith("event_engine"))
+
+async def call(count):
+    models = Models(sys.argv[1], ["scorer"], 60.0)
+    await models.score_ids([1], [[2]], [3])
+    without = 0
+    for _ in range(count):
+        before = turns()
+        await models.score_ids([1], [[2]], [3])
+        without += turns() == before
+    print(without)
+    await models.close()
+
+asyncio.run(call(int(sys.argv[2])))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("of_the_caller", [None, ""])
+def test_answers_come_without_the_event_engine(of_the_caller: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    if of_the_caller is not None:
+        environment["GRPC_EXPERIMENTS"] = of_the_caller
+    server, port = serve()
+    try:
+        command = [sys.executable, "-c", SCRIPT, f"127.0.0.1:{port}", str(CALLS)]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    finally:
+        server.stop(0)
+    assert "experiment" not in ran.stderr, "this version of gRPC has no such experiment any more"
+    # The control: what the environment says already stays.
+    assert (int(ran.stdout) > 0) == (of_the_caller is None)

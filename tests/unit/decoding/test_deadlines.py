@@ -1,0 +1,42 @@
+"""The times at which calls are late, and how many are kept of calls that have ended."""
+
+import math
+from typing import Any
+
+import pytest
+
+from hiscore.decoding.deadlines import Deadlines
+from hiscore.decoding.interface.worker import NO_PAGES
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.sequence import DecodeCall, Sequence
+from hiscore.decoding.stop_strings import StopChecker
+from hiscore.serving import stale_entries
+
+
+def sequence(reply_to: Any, deadline: float, start_by: float) -> Sequence:
+    params = SamplingParams(max_tokens=8)
+    call = DecodeCall(NO_PAGES, params, deadline=deadline, start_by=start_by)
+    return Sequence(call, reply_to, StopChecker(params, frozenset()))
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("spare", [stale_entries.SPARE, math.inf])
+def test_calls_that_have_ended_are_forgotten(
+    spare: float, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if all had their reply_to at the same address. The control keeps their times until they have come."""
+    monkeypatch.setattr(stale_entries, "SPARE", spare)
+    deadlines, live = Deadlines(), {}
+    stays = sequence("stays", deadline=50_000.0, start_by=1e9)
+    live[id(stays.reply_to)] = stays
+    deadlines.add(stays)
+    names = ["always the same"] * 10_000 if same else [object() for _ in range(10_000)]
+    for now, name in enumerate(names):
+        call = live[id(name)] = sequence(name, deadline=1e6 + now, start_by=2e6 + now)
+        deadlines.add(call)
+        assert not list(deadlines.expired(now, live))
+        del live[id(name)]
+    assert (len(deadlines._heap) < 200) == (spare < math.inf)
+    # What lives is late when it is.
+    assert not list(deadlines.expired(49_999.0, live))
+    assert [late for late, _ in deadlines.expired(50_000.0, live)] == [stays]
