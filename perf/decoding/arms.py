@@ -46,10 +46,15 @@ def dtype() -> torch.dtype:
 
 
 @contextmanager
-def shared_weights() -> Iterator[None]:
-    """Inside the context, workers built from the same checkpoint share their weights, drawn in memory."""
+def shared_weights(drawn: bool = True) -> Iterator[None]:
+    """Inside the context, workers built from the same checkpoint share their weights.
+
+    Args:
+        drawn: They are drawn in memory; else the checkpoint has them.
+    """
     with ExitStack() as stack:
-        stack.enter_context(random_checkpoint.in_memory(device().type))
+        if drawn:
+            stack.enter_context(random_checkpoint.in_memory(device().type))
         for name in ("Decoder", "DsaDecoder"):
             stack.enter_context(mock.patch.object(parts, name, cache(getattr(parts, name))))
         yield

@@ -34,7 +34,7 @@ from perf.decoding.closed_loop import ClosedLoop
 from perf.decoding.deepseek_setup import GIB, Setup, routed_that_fit, sequence_bytes
 from perf.decoding.layer_times import DENSE, LAYERS, Times, fitted, layer_times, summary
 from perf.decoding.rank_arms import arms_of, callers_of, worker_of
-from perf.decoding.worker_driver import Driver
+from perf.decoding.worker_driver import Driver, unwatch_logits
 from perf.machine.facts import process_facts
 from perf.machine.interleave import in_turns
 from perf.machine.kernel_times import kernel_times
@@ -111,7 +111,7 @@ def profile(setup: Setup, checkpoint: Path, arm: Arm) -> dict[str, Any]:
     step = kernel_times(lambda: driver.steps(PROFILED), PROFILED)
     driver.release()
     # A driver keeps the logits of all steps.
-    vars(worker).pop("_sample")
+    unwatch_logits(worker)
     return {name: [each._asdict() for each in found[:KERNELS]] for name, found in
             (("prompt", prompt), ("step", step))}  # fmt: skip
 

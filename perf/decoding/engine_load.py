@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hiscore.arrays import Int32
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.sampling_params import parse_sampling_params
@@ -73,14 +74,29 @@ class _Arrivals:
 
 
 class Bench:
-    """An engine for one arm. By default its memory has room for all sequences of the load."""
+    """An engine for one arm.
 
-    def __init__(self, checkpoint: Path, arm: Arm, load: Load, memory: MemoryBudget | None = None) -> None:
+    Args:
+        checkpoint: Its directory.
+        arm: What it is built with.
+        load: What it will be sent.
+        memory: Of its pools; None: room for all sequences of the load.
+        text: int32 [n]; prompts are pieces of it, from its start again where it ends. None: random tokens.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        arm: Arm,
+        load: Load,
+        memory: MemoryBudget | None = None,
+        text: Int32 | None = None,
+    ) -> None:
         started = time.perf_counter()
         memory = memory or MemoryBudget(PLENTY, PLENTY, load.streams)
         self._load, self._arrivals = load, _Arrivals()
         self.worker = build_worker(checkpoint, arm, memory)
-        self._sampling = arm.sampling
+        self._sampling, self._text = arm.sampling, text
         self.load_s = time.perf_counter() - started
         self.errors: list[Exception] = []
         self._engine = DecodeEngine(
@@ -114,8 +130,7 @@ class Bench:
         self._arrivals = arrivals
         given = {"max_tokens": load.tokens, "ignore_eos": True, **self._sampling}
         options = parse_sampling_params(json.dumps(given))
-        rng = np.random.default_rng(seed)
-        prompts = rng.integers(0, self._vocabulary, (load.streams, load.prompt)).astype(np.int32)
+        prompts = self._prompts(load, np.random.default_rng(seed))
         before, started = self._engine.stats(), time.perf_counter()
         for key, prompt in enumerate(prompts):
             self._engine.submit(DecodeCall(prompt, options, math.inf), key)
@@ -151,6 +166,12 @@ class Bench:
     def close(self) -> None:
         """Stop the engine."""
         self._engine.close()
+
+    def _prompts(self, load: Load, rng: np.random.Generator) -> Int32:
+        if self._text is None:
+            return rng.integers(0, self._vocabulary, (load.streams, load.prompt)).astype(np.int32)
+        starts = rng.integers(0, len(self._text), (load.streams, 1))
+        return np.take(self._text, starts + np.arange(load.prompt), mode="wrap")
 
 
 def between(times: list[list[float]]) -> "np.ndarray[Any, np.dtype[np.float64]]":

@@ -2,15 +2,19 @@
 
 usage: python -m perf.decoding.long_prompts --out DIR [--loads 1,2,4,8,16,32,54] [--fit 6] [--prompt 32768]
            [--tokens 2048] [--sizes 2048:4096:0] [--geometry qwen3-0.6b-half] [--host-gib 100]
+           [--checkpoint DIR]
 
 A grid as published for another engine (GitHub, sgl-project/sglang#33075). Both arms have the same
 DEVICE_KV_BYTES, which hold `fit` dense sequences; under auto the index and the pages that a prompt is prefilled
 into are part of it. All requests of a load are sent at once, each with a random prompt, which is prefilled as any
-other. The arms stay in memory side by side and take turns: loads that fit densely, whose times are compared to a
-percent, three times.
+other. With --checkpoint, a trained model's weights take the place of random ones, and pieces of Python's reference
+that of random tokens: what such a model selects changes less from step to step. The arms stay in memory side by
+side and take turns: loads that fit densely, whose times are compared to a percent, three times.
 Without a GPU a tiny model takes its place, as a rehearsal whose numbers mean nothing.
 """
 
+import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -19,8 +23,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from transformers import AutoTokenizer
 
+from hiscore.arrays import Int32
+from hiscore.checkpoint import resolve
 from hiscore.decoding.memory.sizing import MemoryBudget
 from perf.decoding.arms import Arm, shared_weights
 from perf.decoding.engine_load import Bench, Load, Run
@@ -29,6 +37,7 @@ from perf.machine.facts import process_facts
 from perf.machine.interleave import in_turns
 from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES, LATENT
+from perf.models.longer_context import with_context
 from perf.script import arguments, by_comma, write_json
 
 GIB = 2**30
@@ -74,6 +83,18 @@ def show(load: Load, found: Mapping[str, Any]) -> None:
     )
 
 
+def source(options: argparse.Namespace, context: int, directory: Path) -> tuple[Path, Int32 | None]:
+    """The checkpoint, and the text from which prompts are cut: a geometry has none."""
+    if not options.checkpoint:
+        return random_checkpoint.write_config(options.geometry, directory / "drawn", context), None
+    from pydoc_data.topics import topics
+
+    checkpoint = with_context(resolve(options.checkpoint), context, directory / "longer")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    ids = tokenizer("\n\n".join(topics.values()), add_special_tokens=False, verbose=False).input_ids
+    return checkpoint, np.array(ids, np.int32)
+
+
 def main() -> int:
     """Measure; writes decode_long_prompts.json after every load."""
     rehearsal = not torch.cuda.is_available()
@@ -91,35 +112,37 @@ def main() -> int:
     )
     parser.add_argument("--host-gib", type=float, default=0.25 if rehearsal else 100, help="HOST_KV_BYTES")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of loads that fit densely")
+    parser.add_argument("--checkpoint", default="", help="directory or name, instead of a geometry")
     options = parser.parse_args()
     loads = [Load(int(streams), options.prompt, options.tokens) for streams in options.loads]
     most = max(loads, key=lambda load: load.streams)
     top_k, buffer, dense_layers = map(int, options.sizes.split(":"))
-    device_bytes = budget(GEOMETRIES[options.geometry], most, options.fit)
-    memory = MemoryBudget(int(options.host_gib * GIB), device_bytes, most.streams)
     sizes = {"sparse_top_k": top_k, "device_buffer_size": buffer, "quest_dense_layers": dense_layers}
     arms = (Arm("dense", {"selector": "dense"}), Arm("auto", {"selector": "auto"} | sizes))
-    results: dict[str, Any] = {
-        "machine": process_facts(options.commit),
-        "geometry": options.geometry,
-        "prompt": options.prompt,
-        "tokens": options.tokens,
-        "sizes": sizes,
-        "device_kv_bytes": device_bytes,
-        "pools": {},
-        "loads": {},
-    }
-    print(
-        f"{options.geometry}: prompts of {options.prompt} tokens, {options.tokens} to generate, "
-        f"DEVICE_KV_BYTES={device_bytes} ({device_bytes / GIB:.2f} GiB) hold {options.fit} densely",
-        flush=True,
-    )
     benches: dict[str, Bench] = {}
-    with tempfile.TemporaryDirectory() as directory, shared_weights():
-        checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), most.context)
+    with tempfile.TemporaryDirectory() as directory, shared_weights(drawn=not options.checkpoint):
+        checkpoint, text = source(options, most.context, Path(directory))
+        config = json.loads((checkpoint / "config.json").read_text())
+        device_bytes = budget(config, most, options.fit)
+        memory = MemoryBudget(int(options.host_gib * GIB), device_bytes, most.streams)
+        results: dict[str, Any] = {
+            "machine": process_facts(options.commit),
+            "model": options.checkpoint or options.geometry,
+            "prompt": options.prompt,
+            "tokens": options.tokens,
+            "sizes": sizes,
+            "device_kv_bytes": device_bytes,
+            "pools": {},
+            "loads": {},
+        }
+        print(
+            f"{results['model']}: prompts of {options.prompt} tokens, {options.tokens} to generate, "
+            f"DEVICE_KV_BYTES={device_bytes} ({device_bytes / GIB:.2f} GiB) hold {options.fit} densely",
+            flush=True,
+        )
         try:
             for arm in arms:
-                bench = benches[arm.name] = Bench(checkpoint, arm, most, memory)
+                bench = benches[arm.name] = Bench(checkpoint, arm, most, memory, text)
                 held = bench.device_bytes | {"host": bench.worker._cache.host_kv.nbytes}
                 results["pools"][arm.name] = held | {"load_s": bench.load_s}
                 print(

@@ -1,7 +1,7 @@
 """A token's time, tokens/s and first tokens at the loads that other engines were measured with.
 
 usage: python -m perf.decoding.peer_loads --out DIR [--geometry qwen3-0.6b] [--selectors auto,dense]
-           [--sample '{"temperature": 0.8, "top_p": 0.95}'] [--loads N,...]
+           [--sample '{"temperature": 0.8, "top_p": 0.95}'] [--loads N,...] [--prefix-cache]
 
 In this process, greedy unless --sample is given; all keys and values fit the device. Each of the callers sends
 its next prompt when its last one ended. Weights are random, with a real model's geometry. A first token's time
@@ -74,6 +74,7 @@ def main() -> int:
     parser.add_argument("--selectors", type=by_comma, default=["auto", "dense"])
     parser.add_argument("--sample", type=json.loads, default={}, help="sampling parameters, JSON")
     parser.add_argument("--loads", type=by_comma, help="which of the loads, counted from 0")
+    parser.add_argument("--prefix-cache", action="store_true", help="keep what sequences leave")
     options = parser.parse_args()
     loads = LOADS[options.geometry]
     if options.loads:
@@ -82,18 +83,21 @@ def main() -> int:
         "machine": process_facts(options.commit),
         "geometry": options.geometry,
         "sampling": options.sample,
+        "prefix_cache": options.prefix_cache,
         "loads": [asdict(load) for load in loads],
         "arms": {},
     }
     vocabulary = GEOMETRIES[options.geometry]["vocab_size"]
-    path = options.out / f"decode_peer_loads-{options.geometry}{'-sampled' if options.sample else ''}.json"
+    kinds = ["-sampled"] * bool(options.sample) + ["-prefix-cache"] * options.prefix_cache
+    path = options.out / f"decode_peer_loads-{options.geometry}{''.join(kinds)}.json"
     with tempfile.TemporaryDirectory() as directory, shared_weights():
         checkpoint = random_checkpoint.write_config(
             options.geometry, Path(directory), CONTEXTS[options.geometry]
         )
         for selector in options.selectors:
             sizes = {"sparse_top_k": 64, "device_buffer_size": 128} if rehearsal else {}
-            arm = Arm(selector, {"selector": selector} | sizes, sampling=options.sample)
+            settings = {"selector": selector, "prefix_cache": options.prefix_cache} | sizes
+            arm = Arm(selector, settings, sampling=options.sample)
             found = results["arms"].setdefault(selector, {})
             for name, numbers in measure(checkpoint, arm, loads, vocabulary):
                 found[name] = numbers

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from hiscore.decoding.interface.worker import (
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.page_needs import staging_pages_of
 from hiscore.decoding.prompt_pages import staging_pages_in
+from hiscore.decoding.worker.step_runner import StepOutputs
 from hiscore.decoding.worker.worker import CacheWorker
 
 
@@ -62,7 +63,7 @@ class Driver:
         self._worker, self._cache_config = worker, worker.cache_config
         self.logits: Tensor
         """Logits of the latest forward, float32 [R, vocabulary]; R = 1 at the end of a prompt."""
-        self._watch()
+        watch_logits(worker, self._keep)
         self._host = self._device = 0
         self.staged = [
             self._begin(seq_index, prompt, room, full, staged[seq_index] if staged else None)
@@ -164,16 +165,31 @@ class Driver:
             raise ValueError(f"{pages} pages to prefill into do not fit beside {self._device}")
         return staging_pages_in(np.arange(g.device_pages - pages, g.device_pages, dtype=np.int32), g)
 
-    def _watch(self) -> None:
-        """Keep a copy of the logits that reach the sampler."""
-        worker = self._worker
-        sample = type(worker)._sample
+    def _keep(self, logits: Tensor) -> None:
+        self.logits = logits
 
-        def keep(logits: Tensor, *others: Any) -> Tensor:
-            self.logits = logits.clone()
-            return sample(worker, logits, *others)
 
-        setattr(worker, "_sample", keep)  # noqa: B010
+def watch_logits(worker: CacheWorker, keep: Callable[[Tensor], None]) -> None:
+    """Give a copy of the logits of every step, and of every prompt's end, to whoever watches the worker last."""
+    runner, model = worker._runner, worker._model
+    step, prefill = type(runner).forward, type(model).prefill
+
+    def forward(*arguments: Any) -> StepOutputs:
+        outputs = step(runner, *arguments)
+        keep(outputs.logits.clone())
+        return outputs
+
+    def prefill_and_keep(chunks: list[PrefillChunk]) -> Tensor:
+        logits = prefill(model, chunks)
+        keep(logits.clone())
+        return logits
+
+    vars(runner)["forward"], vars(model)["prefill"] = forward, prefill_and_keep
+
+
+def unwatch_logits(worker: CacheWorker) -> None:
+    """Let the worker compute without a watcher."""
+    del vars(worker._runner)["forward"], vars(worker._model)["prefill"]
 
 
 def _synchronize() -> None:

@@ -1,9 +1,11 @@
-"""Models that answer every scoring call at once with the same scores, for measurements of what stands before them.
+"""Models that answer every scoring call with the same scores, for measurements of what stands before them.
 
-usage: python -m perf.loadgen.fixed_answers  (prints its port, serves until it is stopped)
+usage: python -m perf.loadgen.fixed_answers [MS]  (prints its port, serves until it is stopped; answers after MS)
 """
 
 import json
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,10 +17,19 @@ SCORE = 0.25
 
 
 class FixedAnswers(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """`scorer` and `score` as a server has them, without a model."""
+    """`scorer` and `score` as a server has them, without a model.
+
+    Args:
+        after_s: Seconds until they answer.
+    """
+
+    def __init__(self, after_s: float = 0.0) -> None:
+        self._after_s = after_s
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         """Scores of the shape that the request asks for."""
+        if self._after_s:
+            time.sleep(self._after_s)
         shapes = {each.name: each.shape[1] for each in request.inputs}
         items = shapes["items"] if "items" in shapes else shapes["delimiter_indices"] - 1
         columns = shapes.get("label_token_ids") or shapes["labels"]
@@ -44,16 +55,16 @@ class FixedAnswers(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         return service_pb2.ModelReadyResponse(ready=True)
 
 
-def serve() -> tuple[grpc.Server, int]:
-    """Start on a free port of this machine."""
+def serve(after_s: float = 0.0) -> tuple[grpc.Server, int]:
+    """Start on a free port of this machine, with answers after some seconds."""
     server = grpc.server(ThreadPoolExecutor(4))
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(FixedAnswers(), server)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(FixedAnswers(after_s), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     return server, port
 
 
 if __name__ == "__main__":
-    server, port = serve()
+    server, port = serve(float(sys.argv[1]) / 1e3 if len(sys.argv) > 1 else 0.0)
     print(port, flush=True)
     server.wait_for_termination()

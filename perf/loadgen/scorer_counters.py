@@ -1,10 +1,10 @@
 """The scorer's counters, as a server reports them."""
 
 import re
-import urllib.request
 from collections import Counter, defaultdict
 
 from hiscore.launcher import Server
+from perf.loadgen.exports import page, wait_for_exports
 
 METRIC = re.compile(r'^(\w+)\{([^}]*\bmodel="scorer"[^}]*)\} (\S+)$', re.MULTILINE)
 DEVICE = re.compile(r'\bdevice="([^"]*)"')
@@ -19,9 +19,10 @@ COUNTERS = {
 
 
 def counters(server: Server) -> dict[str, float]:
-    """The scorer's `COUNTERS`, summed over its instances."""
+    """The scorer's `COUNTERS`, summed over its instances, with all that has been computed so far."""
+    wait_for_exports(server.metrics_url)
     totals: dict[str, float] = defaultdict(float)
-    for name, _, value in METRIC.findall(_metrics(server)):
+    for name, _, value in METRIC.findall(page(server.metrics_url)):
         if name in COUNTERS:
             totals[COUNTERS[name]] += float(value)
     return dict(totals)
@@ -29,14 +30,9 @@ def counters(server: Server) -> dict[str, float]:
 
 def items_by_device(server: Server) -> dict[str, int]:
     """Items scored so far, by device."""
+    wait_for_exports(server.metrics_url)
     totals: Counter[str] = Counter()
-    for name, labels, value in METRIC.findall(_metrics(server)):
+    for name, labels, value in METRIC.findall(page(server.metrics_url)):
         if name == "hiscore_items_total" and (device := DEVICE.search(labels)):
             totals[device.group(1)] += int(float(value))
     return dict(totals)
-
-
-def _metrics(server: Server) -> str:
-    with urllib.request.urlopen(server.metrics_url) as response:
-        text: str = response.read().decode()
-    return text

@@ -12,10 +12,11 @@ from torch import Tensor
 from hiscore.arrays import Int32
 from hiscore.device import Uploads, upload
 from hiscore.layers.lm_head import ROW_SLICE, LMHead
-from hiscore.prefill.runner import Runner
+from hiscore.prefill.interface import Runner
 from hiscore.scoring.layout import lay_out, unpack
+from hiscore.scoring.pending_scores import PendingScores
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.scorer import PendingScores, Scorer
+from hiscore.scoring.scorer import Scorer
 from perf.scoring.step_after_prefill import StepAfter
 
 

@@ -23,7 +23,8 @@ import torch
 
 from hiscore.arrays import Float32
 from hiscore.errors import RequestError
-from hiscore.scoring.scorer import Scorer, Scores
+from hiscore.scoring.pending_scores import Scores
+from hiscore.scoring.scorer import Scorer
 from perf.machine.facts import process_facts
 from perf.machine.gpu_idle import Idle, profiled
 from perf.machine.interleave import ArmResult, interleave

@@ -1,9 +1,11 @@
-"""Processor time of the HTTP API per call, without models: of the APIs of some checkouts, in turns.
+"""What a call to the HTTP API takes without models: of the APIs of some checkouts, in turns.
 
-usage: python -m perf.scoring.api_cpu --out DIR NAME=CHECKOUT [NAME=CHECKOUT ...] [--model DIR]
+usage: python -m perf.scoring.api_cpu --out DIR NAME=CHECKOUT [NAME=CHECKOUT ...] [--model DIR] [--after-ms MS]
 
 Models with fixed answers stand behind it (`perf.loadgen.fixed_answers`), so this is the API alone. Each checkout
-has its own .venv. Processor time of all of an API's threads, since other work moves the clock more.
+has its own .venv. Processor time is that of all of an API's threads. The time that a caller waits, over gRPC too,
+shows what passes between threads and processes, but other work on the machine moves it more. Models that answer
+at once find all caches warm: --after-ms leaves the time in which others use them.
 """
 
 import os
@@ -22,7 +24,7 @@ import numpy as np
 from hiscore.checkpoint import resolve
 from hiscore.launcher.ports import free_ports
 from hiscore.settings import DEFAULT_MODEL
-from perf.loadgen.api_calls import Call, Ids, over_http
+from perf.loadgen.api_calls import Call, Ids, Once, over_grpc, over_http, score_call
 from perf.loadgen.text_calls import WORDS
 from perf.machine.facts import machine_facts
 from perf.script import arguments, write_json
@@ -38,16 +40,12 @@ def make_calls() -> list[Call]:
         return " ".join(rng.choice(WORDS, count))
 
     scored = {"label_token_ids": LABELS, "apply_softmax": True}
-    ids = {
-        "query": rng.integers(10, 10_000, 120).tolist(),
-        "items": rng.integers(10, 10_000, (10, 180)).tolist(),
-    }
     text = {"query": words(12), "items": [words(3) for _ in range(10)]}
     reranked = {"query": words(8), "documents": [words(20) for _ in range(10)]}
     asked = [{"type": "predicate", "instructions": words(20)} for _ in range(10)]
     none = Ids([], [], [])
     return [
-        Call("120 + 10 x 180 by ids", "/v1/score", {**ids, **scored}, none, 10),
+        score_call(rng, 120, 10, 180, 10_000),
         Call("10 items by text", "/v1/score", {**text, **scored}, none, 10),
         Call("rerank of 10 documents", "/v1/rerank", reranked, none, 10),
         Call("10 questions", "/v1/decisions", {"input": words(100), "questions": asked}, none, 10),
@@ -55,9 +53,9 @@ def make_calls() -> list[Call]:
 
 
 @contextmanager
-def fixed_models() -> Iterator[str]:
-    """The address of models with fixed answers, in a process of their own."""
-    command = [sys.executable, "-m", "perf.loadgen.fixed_answers"]
+def fixed_models(after_ms: float) -> Iterator[str]:
+    """The address of models with fixed answers after some milliseconds, in a process of their own."""
+    command = [sys.executable, "-m", "perf.loadgen.fixed_answers", str(after_ms)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -103,43 +101,69 @@ def cpu_us(pid: int) -> float:
     return sum(int(each.read_text().split()[0]) for each in tasks) / 1e3
 
 
+def measure(once: dict[str, Once], pids: dict[str, int], calls: int, rounds: int) -> dict[str, Any]:
+    """Median microseconds of calls, made in each way in turn, and of processor time where there is a process.
+
+    Args:
+        once: Makes one call, by the way's name.
+        pids: The processes, by the names of their ways.
+        calls: In each way, in one turn.
+        rounds: Turns; the first warms up.
+    """
+    wall: dict[str, list[float]] = {name: [] for name in once}
+    cpu: dict[str, list[float]] = {name: [] for name in pids}
+    for turn in range(rounds):
+        before = {name: cpu_us(pid) for name, pid in pids.items()}
+        for count in range(calls):
+            for name in sorted(once, reverse=count % 2 == 1):
+                start = time.perf_counter()
+                once[name]()
+                if turn:
+                    wall[name].append(1e6 * (time.perf_counter() - start))
+        if turn:
+            for name, pid in pids.items():
+                cpu[name].append((cpu_us(pid) - before[name]) / calls)
+    found: dict[str, Any] = {name: {"wall_us": statistics.median(each)} for name, each in wall.items()}
+    for name, each in cpu.items():
+        found[name] |= {"cpu_us": statistics.median(each), "least_cpu_us": min(each)}
+    return found
+
+
 def main() -> int:
     """Measure; writes api_cpu.json."""
     parser = arguments(__doc__, "api_cpu.json")
     parser.add_argument("checkouts", nargs="+", metavar="NAME=CHECKOUT")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose tokenizer and template the API has")
     parser.add_argument("--calls", type=int, default=50, help="in one turn")
-    parser.add_argument("--rounds", type=int, default=21, help="turns of each; the first warms up")
+    parser.add_argument("--rounds", type=int, default=21, help="turns; the first warms up")
+    parser.add_argument("--after-ms", type=float, default=0.0, help="milliseconds until the models answer")
     options = parser.parse_args()
     checkpoint = resolve(options.model)
     results: dict[str, Any] = {}
     with ExitStack() as stack:
-        backend = stack.enter_context(fixed_models())
+        backend = stack.enter_context(fixed_models(options.after_ms))
         apis = {
             name: stack.enter_context(api_of(Path(path).resolve(), backend, checkpoint))
             for name, path in (each.split("=", 1) for each in options.checkouts)
         }
         for call in make_calls():
             once = {name: over_http(url, call) for name, (_, url) in apis.items()}
-            took: dict[str, list[float]] = {name: [] for name in apis}
-            for turn in range(options.rounds):
-                for name in sorted(apis, reverse=bool(turn % 2)):
-                    before = cpu_us(apis[name][0])
-                    for _ in range(options.calls):
-                        once[name]()
-                    if turn:
-                        took[name].append((cpu_us(apis[name][0]) - before) / options.calls)
-            results[call.name] = {
-                name: {"median_us": statistics.median(each), "min_us": min(each)}
-                for name, each in took.items()
-            }
+            if call.ids.items:
+                once["gRPC"] = over_grpc(backend, call)
+            pids = {name: pid for name, (pid, _) in apis.items()}
+            results[call.name] = measured = measure(once, pids, options.calls, options.rounds)
             shown = ", ".join(
-                f"{name} {each['median_us']:.0f} us (least {each['min_us']:.0f})"
-                for name, each in results[call.name].items()
+                f"{name} {each['wall_us']:.0f}" + (f" (CPU {each['cpu_us']:.0f})" if name in pids else "")
+                for name, each in measured.items()
             )
-            print(f"{call.name:24s} {shown}", flush=True)
-    facts = {"calls": options.calls, "rounds": options.rounds, "machine": machine_facts(options.commit)}
-    write_json(options.out / "api_cpu.json", {"cpu": results, **facts})
+            print(f"{call.name:24s} us: {shown}", flush=True)
+    facts = {
+        "after_ms": options.after_ms,
+        "calls": options.calls,
+        "rounds": options.rounds,
+        "machine": machine_facts(options.commit),
+    }
+    write_json(options.out / "api_cpu.json", {"calls_us": results, **facts})
     return 0
 
 

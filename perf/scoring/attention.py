@@ -14,7 +14,7 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_triton import Launch, TritonAttention
 from hiscore.attention.tiles import max_tiles
-from hiscore.prefill.cuda_runner import InputLayout
+from hiscore.prefill.input_layout import InputLayout
 from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt

@@ -10,7 +10,7 @@ from unittest import mock
 from hiscore.device import Uploads
 from hiscore.scoring import scorer
 from hiscore.scoring.batched_scorer import BatchedScorer
-from hiscore.scoring.scorer import PendingScores
+from hiscore.scoring.pending_scores import PendingScores
 
 PARTS = {
     "pack": (scorer, "pack"),

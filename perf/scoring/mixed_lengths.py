@@ -5,8 +5,8 @@ usage: python -m perf.scoring.mixed_lengths --out DIR [--load 0.8] [--seconds S]
 Poisson arrivals of fresh calls of 128 to 8,192 tokens, as many tokens of each size, in this process: through the
 batcher to the scorer, without a server. A call's own service time is the median of what it takes alone, with
 `OUTSIDE_S`, which a server adds to every call; the load is the sum of the calls' own service times over time. The
-arms take the same arrivals, in turns: the scorer's queue order, the same with the next batch launched as soon as
-there is room, and first come, first served. Of each the host's time for a forward is told by part.
+arms take the same arrivals, in turns: the scorer's queue order with large batches in slices, the order in parts of
+models without slices, and first come, first served. Of each the host's time for a forward is told by part.
 """
 
 import tempfile

@@ -12,8 +12,9 @@ import torch
 
 from hiscore.arrays import Float32
 from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.pending_scores import Scores
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.scorer import Scorer, Scores
+from hiscore.scoring.scorer import Scorer
 from perf.loadgen.scorer_calls import Ids
 
 BUDGET = 16_384

@@ -2,7 +2,7 @@
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,14 +10,18 @@ from unittest import mock
 
 from hiscore.arrays import Float64
 from hiscore.scoring.batched_scorer import BatchedScorer
+from hiscore.scoring.pending_scores import BatchStats
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import BatchStats, Scorer
+from hiscore.scoring.scorer import Scorer
 from hiscore.serving import batcher as batcher_module
 from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
+from hiscore.serving.launch import launch_rest
 from hiscore.serving.launch_pace import LaunchPace
-from hiscore.serving.queue_order import OpenBatch, QueueOrder, Request
+from hiscore.serving.launched_batch import LaunchedBatch
+from hiscore.serving.queue_order import QueueOrder
+from hiscore.serving.request_order import OpenBatch, Request
 from perf.scoring import host_parts
 
 
@@ -42,11 +46,23 @@ class AtOnce(LaunchPace):
         return 0.0
 
 
-ARMS: dict[str, tuple[type[QueueOrder[Any]], type[LaunchPace]]] = {
-    "queue order": (QueueOrder, LaunchPace),
-    "launched at once": (QueueOrder, AtOnce),
-    "first come": (FirstCome, AtOnce),
+class WithoutSlices(BatchedScorer):
+    """Launches batches as a whole."""
+
+    def __init__(self, scorer: Scorer, record: Callable[[BatchStats | None], None]) -> None:
+        super().__init__(scorer, record)
+        self.between = 0
+
+    def launch(self, jobs: list[ScoreRequest]) -> LaunchedBatch:
+        return launch_rest(super().launch(jobs))
+
+
+ARMS: dict[str, tuple[type[BatchedScorer], type[QueueOrder[Any]], type[LaunchPace]]] = {
+    "queue order": (BatchedScorer, QueueOrder, LaunchPace),
+    "without slices": (WithoutSlices, QueueOrder, LaunchPace),
+    "first come": (WithoutSlices, FirstCome, AtOnce),
 }
+"""The scorer to the batcher, its order where it has no slices, and its pace."""
 
 
 @dataclass
@@ -81,12 +97,12 @@ def serving(
     scorer: Scorer, limits: BatchLimits, arm: Arm, name: str = "queue order"
 ) -> Iterator[Batcher[ScoreRequest]]:
     """The scorer's batcher, with the order and the pace of an arm."""
-    order, pace = ARMS[name]
+    model, order, pace = ARMS[name]
     with (
         mock.patch.object(waiting, "QueueOrder", order),
         mock.patch.object(batcher_module, "LaunchPace", pace),
     ):
-        batcher = Batcher(BatchedScorer(scorer, arm.count), limits)
+        batcher = Batcher(model(scorer, arm.count), limits)
     gc.collect()
     gc.freeze()  # as the model does after its start
     with host_parts.timed(arm.parts):

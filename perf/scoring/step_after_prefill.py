@@ -1,7 +1,6 @@
 """One decode step after each prefill, as an engine built for generation would do."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,14 +8,13 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
-from hiscore.device import Uploads
 from hiscore.layers.lm_head import LMHead
-from hiscore.prefill.runner import Runner
+from hiscore.prefill.interface import Runner
 
 NO_ROWS = slice(0, 0)
 
 
-class StepAfter:
+class StepAfter(Runner):
     """`Runner` that keeps all keys and values of a forward, then runs a step over one more token per item.
 
     With a head, the host waits for each item's most probable token and feeds it to the step. Without, the step
@@ -30,7 +28,7 @@ class StepAfter:
         self.stepped: Tensor | None = None
         """Final hidden states of the last step, [R, hidden_size]."""
 
-    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
         """As `Runner.run`. The steps use the pool's slots from 0 on, so the forwards must not use any."""
         return torch.cat([self._forward(keeping_all(forward, self.pool.shape[1])) for forward in forwards])
 
@@ -57,7 +55,7 @@ def keeping_all(forward: Forward, slots: int) -> Forward:
         raise ValueError("the forward uses the pool: it was cut, or queries are cached")
     if rows > slots:
         raise ValueError(f"{rows} rows are to be kept, the pool has {slots} slots")
-    return replace(forward, slot_mapping=np.arange(rows))
+    return forward._replace(slot_mapping=np.arange(rows))
 
 
 def decode_step(forward: Forward, tokens: Int32) -> Forward:
