@@ -154,7 +154,7 @@ def list_candidates(
     at, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK)
     weights = fixed_point_weights(values, row_max(maxima, row, splits, SPLITS), temperature, least)
     low, high, narrows, goal = _range(bins, sums, row, splits, vocabulary, k, p, SPLITS, LISTED)
-    floor, ceiling, certain = low, low * 0 + (1 << 33), low * 0
+    floor, ceiling, certain, above = low, low * 0 + (1 << 33), low * 0, low * 0
     if narrows:
         number = tl.arange(0, THRESHOLDS)
         reaching = tl.load(masses + row * THRESHOLDS + number)
@@ -163,9 +163,10 @@ def list_candidates(
         if k == 0:
             ceiling = _threshold(low, high, (enough + 1).to(tl.int64), THRESHOLDS)
             certain = tl.sum(tl.where(number == enough, reaching, 0), axis=0)
+            above = tl.sum(tl.where(weights >= ceiling, weights, 0), axis=0)
     if split == 0:
         tl.store(base + row, certain)
-    tl.store(sums + (rows + row) * splits + split, tl.sum(tl.where(weights >= ceiling, weights, 0), axis=0))
+    tl.store(sums + (rows + row) * splits + split, above)
     chosen = (weights >= floor) & (weights < ceiling)
     count = tl.sum(chosen.to(tl.int32), axis=0)
     if count > 0:

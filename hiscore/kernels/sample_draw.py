@@ -72,9 +72,27 @@ def _sum_from(row_logits, largest, temperature, least, place, kept, vocabulary, 
 
 
 @triton.jit
+def _last_listed(
+    row_listed, largest, temperature, least, k, p, total, certain, count, kept,
+    BLOCK: tl.constexpr, LENGTH: tl.constexpr,
+):  # fmt: skip
+    """`_filtered` for a row whose candidates are all listed, the first LENGTH of the list at most."""
+    entry = tl.arange(0, LENGTH)
+    places = tl.load(row_listed + entry, mask=entry < count, other=0)
+    places = tl.sort(places, descending=True)
+    there = entry < tl.where(k > 0, tl.minimum(k, count), count)
+    weights = tl.where(there, fixed_point_weights(logits_at(places), largest, temperature, least), 0)
+    left = tl.where(k > 0, tl.sum(weights, axis=0), total)
+    before = certain + tl.cumsum(weights, axis=0) - weights
+    there = there & (before.to(tl.float64) < tl.where(p < 1.0, p * left.to(tl.float64), float("inf")))
+    tl.atomic_add(kept + ids_at(places) // BLOCK, weights, mask=there, sem="relaxed")
+    return tl.min(tl.where(there, places, BEYOND_PLACES), axis=0)
+
+
+@triton.jit
 def _filtered(
     row_logits, largest, temperature, least, k, p, total, certain, count, row_listed, kept, vocabulary, splits,
-    BLOCK: tl.constexpr, LISTED: tl.constexpr,
+    BLOCK: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
     """The last place that filters keep; the weights of what they keep go into kept, int64 [splits]."""
     last = tl.zeros([], tl.int64)
@@ -89,17 +107,14 @@ def _filtered(
                 row_logits, largest, temperature, least, goal, vocabulary, splits, False, BLOCK
             )
             _sum_from(row_logits, largest, temperature, least, last, kept, vocabulary, splits, BLOCK)
+    elif count > SHORT:
+        last = _last_listed(
+            row_listed, largest, temperature, least, k, p, total, certain, count, kept, BLOCK, LISTED
+        )
     else:
-        entry = tl.arange(0, LISTED)
-        places = tl.load(row_listed + entry, mask=entry < count, other=0)
-        places = tl.sort(places, descending=True)
-        there = entry < tl.where(k > 0, tl.minimum(k, count), count)
-        weights = tl.where(there, fixed_point_weights(logits_at(places), largest, temperature, least), 0)
-        left = tl.where(k > 0, tl.sum(weights, axis=0), total)
-        before = certain + tl.cumsum(weights, axis=0) - weights
-        there = there & (before.to(tl.float64) < tl.where(p < 1.0, p * left.to(tl.float64), float("inf")))
-        last = tl.min(tl.where(there, places, BEYOND_PLACES), axis=0)
-        tl.atomic_add(kept + ids_at(places) // BLOCK, weights, mask=there, sem="relaxed")
+        last = _last_listed(
+            row_listed, largest, temperature, least, k, p, total, certain, count, kept, BLOCK, SHORT
+        )
     return last
 
 
@@ -107,7 +122,8 @@ def _filtered(
 def draw_tokens(
     logits, row_options, maxima, best, sums, base, found, listed, out, input_ids, table, hits, misses, mass,
     vocabulary, stride, splits,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, FEEDS: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr, FEEDS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Draw; under FEEDS also do what `step_runner.feed` does, and count tokens. Grid: (R,).
 
@@ -142,7 +158,7 @@ def draw_tokens(
             held += rows * splits
             last = _filtered(
                 row_logits, largest, temperature, least, k, p, total, tl.load(base + row), tl.load(found + row),
-                listed + row.to(tl.int64) * LISTED, held, vocabulary, splits, BLOCK, LISTED,
+                listed + row.to(tl.int64) * LISTED, held, vocabulary, splits, BLOCK, LISTED, SHORT,
             )  # fmt: skip
             tl.debug_barrier()
         # What this program has added is in the L2 cache.

@@ -18,6 +18,8 @@ BLOCK, HALF_BLOCK_MAX_ROWS = 2_048, 4
 """Tokens of a split; of up to so many rows half as many, so that these use the whole device."""
 LISTED = 1_024
 """Candidates that are sorted; rows with more are searched by one program each."""
+SHORT = 128
+"""So many are sorted faster, and most rows with top-k or top-p have no more."""
 THRESHOLDS, STEP = 32, 128
 
 
@@ -94,7 +96,7 @@ def draw(
     )  # fmt: skip
     draw_tokens[(rows,)](
         logits, options, maxima, best, sums, base, found, places, out, input_ids, table, *counters, *sizes, splits,
-        FEEDS=feeding is not None, num_warps=8, **lists,
+        SHORT=min(SHORT, listed), FEEDS=feeding is not None, num_warps=8, **lists,
     )  # fmt: skip
     return out
 
