@@ -2,8 +2,7 @@
 
 Sequences start in order of arrival. One that does not fit yet may be overtaken by smaller ones a limited number of
 times; after that, freed memory is kept for it. Every running sequence that has room for a token is in every step;
-an iteration also has at most one prefill forward (`hiscore.decoding.prefill_shares`), or that alone while many
-prompts wait (`hiscore.decoding.prefill_priority`).
+an iteration also has at most one prefill forward (`hiscore.decoding.prefill_shares`).
 
 A sequence has pages for its tokens and the next block of them. When a pool runs out, the newest of those that hold
 some of it is preempted (`hiscore.decoding.preemption`).
@@ -19,7 +18,6 @@ from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.page_reclaimer import PageReclaimer
 from hiscore.decoding.preemption import PreemptionPolicy, newest
-from hiscore.decoding.prefill_priority import PrefillPriority
 from hiscore.decoding.prefill_shares import share_forward
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, PrefixCache
 from hiscore.decoding.queues import Queues, by_age
@@ -42,7 +40,6 @@ class Scheduler:
         self.blocks = BlockManager(cache_config)
         self.prefix_cache = PrefixCache(self.blocks.host, self.blocks.windows, cache_config)
         self.queues = Queues()
-        self._prefill_priority = PrefillPriority(self.queues)
         self._reclaimer = PageReclaimer(self.queues, self.blocks, cache_config)
         self.preemptions = 0
         self._cache_config = cache_config
@@ -84,8 +81,7 @@ class Scheduler:
             if is_drained(sequence.seq_index):
                 self._go_on(sequence, schedule)
         self._publish_prompts()
-        if not self._prefill_priority.puts_off_step():
-            self._schedule_step(schedule)
+        self._schedule_step(schedule)
         self._start_waiting(schedule)
         self._schedule_prefill(schedule)
         self._reclaimer.recall()

@@ -129,40 +129,6 @@ def test_sequences_that_run_are_in_every_step_while_others_prefill() -> None:
     assert [len(chunk.tokens) for schedule in schedules for chunk in schedule.chunks] == [24, 24, 24, 24, 4]
 
 
-@pytest.mark.parametrize(("running", "prompts"), [(1, 2), (3, 5), (6, 2)])
-def test_few_sequences_wait_for_many_prompts_at_most_four_forwards(running: int, prompts: int) -> None:
-    drive = Drive(WIDE)
-    few = [sequence(prompt=4, max_tokens=1000) for _ in range(running)]
-    drive.add(*few)
-    for each in few:
-        drive.until(each, Status.RUNNING)
-    drive.add(*(sequence(prompt=320, max_tokens=1) for _ in range(prompts)))
-    drive.go()
-    stepped = []
-    while len(drive.scheduler.queues.prefilling) > 1:
-        schedule = drive.go()
-        assert schedule.chunks
-        stepped.append(schedule.stepped)
-    assert len(stepped) > 12
-    assert stepped[3::4] == [few] * len(stepped[3::4])
-    assert sum(map(len, stepped)) == running * len(stepped[3::4])
-    # The last prompt alone puts off nobody.
-    while drive.scheduler.queues.prefilling:
-        assert drive.go().stepped == few
-
-
-def test_many_sequences_do_not_wait_for_few_prompts() -> None:
-    drive = Drive(WIDE)
-    many = [sequence(prompt=4, max_tokens=1000) for _ in range(7)]
-    drive.add(*many)
-    for each in many:
-        drive.until(each, Status.RUNNING)
-    drive.add(*(sequence(prompt=100, max_tokens=1) for _ in range(2)))
-    drive.go()
-    while drive.scheduler.queues.prefilling:
-        assert drive.go().stepped == many
-
-
 def test_short_prompts_share_a_forward() -> None:
     drive, short = Drive(WIDE), [sequence(prompt=4) for _ in range(6)]
     drive.add(*short)
