@@ -14,7 +14,7 @@ from hiscore.kernels.penalties import penalise_and_find_maxima
 from hiscore.kernels.sample_draw import draw_tokens
 from hiscore.layers import triton_ops
 
-BLOCK, HALF_BLOCK_MAX_ROWS = 2_048, 4
+BLOCK, HALF_BLOCK_MAX_ROWS = 2_048, 8
 """Tokens of a split; of up to so many rows half as many, so that these use the whole device."""
 LISTED = 1_024
 """Candidates that are sorted; rows with more are searched by one program each."""
