@@ -45,6 +45,7 @@ SETTINGS = {
 }
 CALLS: list[Call] = [call(number) for number in range(COUNT)]
 """Short and long, greedy and sampled."""
+TWO_RANKS = pytest.mark.parametrize("ranks", [2], indirect=True)
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -119,6 +120,7 @@ def test_tokens_are_those_of_one_rank(name: str, ranks: Ranks, checkpoints: dict
     assert len({tuple(each) for each in expected}) == COUNT
 
 
+@TWO_RANKS
 @pytest.mark.parametrize("backup", ["ring", "blocking", "deferred"])
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("name", ["exact", "latents, shared selections"])
@@ -130,6 +132,7 @@ def test_copies_that_are_late_on_one_rank_change_no_token(
     assert found == alone(with_a_head_for_each_rank(path, ranks.rank.shard.ranks), name, backup=backup)
 
 
+@TWO_RANKS
 @pytest.mark.parametrize("name", ["exact", "latents, shared selections"])
 def test_a_rank_that_waits_for_no_copy_is_seen(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
     """The control: on one rank, rows of the ring are overwritten on their way to the host."""
@@ -141,6 +144,7 @@ def test_a_rank_that_waits_for_no_copy_is_seen(name: str, ranks: Ranks, checkpoi
         assert tokens(together(ranks, path, name, ring=1, late=1, deaf=True), long) == expected
 
 
+@TWO_RANKS
 @pytest.mark.parametrize("name", ["exact", "latents, experts"])
 def test_without_one_ranks_part_of_the_sums_they_differ(
     name: str, ranks: Ranks, checkpoints: dict[str, Path]
