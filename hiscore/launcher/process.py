@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hiscore.launcher.child import start_child
 from hiscore.launcher.deaths import OomKills, describe
-from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.errors import LaunchError, NeverReady
+from hiscore.launcher.given_up import GivenUp
 from hiscore.launcher.stubs import Stubs
 
 POLL_SECONDS = 0.05
@@ -73,9 +74,11 @@ class Process:
         """Wait until `ready` returns True.
 
         Raises:
+            NeverReady: Triton waits for what will not come.
             LaunchError: The process has ended, or it takes longer than `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
+        given_up = GivenUp(self.pid)
         while not ready():
             code = self.exit_code()
             if code is not None:
@@ -83,6 +86,8 @@ class Process:
                 raise LaunchError(f"tritonserver stopped before it was ready: it {end}")
             if time.monotonic() > deadline:
                 raise LaunchError(f"tritonserver was not ready after {timeout_s} seconds (READY_TIMEOUT_S)")
+            if fault := given_up.look():
+                raise NeverReady(fault)
             time.sleep(POLL_SECONDS)
         # Take stock of the stubs now: one that dies before the next check would go unnoticed.
         self._stubs.look()

@@ -11,7 +11,7 @@ from hiscore.launcher.addresses import in_url, is_ipv6, reachable
 from hiscore.launcher.canary import Canaries, Canary, HttpTransport, probes
 from hiscore.launcher.choice import choose
 from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
-from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.errors import LaunchError, NeverReady
 from hiscore.launcher.memory_limit import limit_memory
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 # Seconds between the end of Triton's own drain and killing it.
 GRACE_SECONDS = 10
-# On a busy machine, Triton 2.51 sometimes aborts over a lock of its Python backend before it is ready. If a model
-# is at fault, it ends with an exit code instead.
+# On a busy machine Triton 2.51 sometimes gives up a model that loads: it aborts over a lock of its Python backend,
+# or is never ready (`given_up`). If a model is at fault, it ends with an exit code instead.
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
 STARTS_AFTER_CRASHES = 2
 
@@ -202,8 +202,10 @@ class Server:
                 return
             except LaunchError as error:
                 process.stop(drain_s=0)
-                if process.exit_code() in CRASHES and tries:
-                    log.warning("tritonserver crashed while starting: trying again")
+                never_ready = isinstance(error, NeverReady)
+                if tries and (never_ready or process.exit_code() in CRASHES):
+                    fault = error if never_ready else "tritonserver crashed while starting"
+                    log.warning("%s: trying again", fault)
                     workspace.remove_shared_memory()
                     tries -= 1
                     continue

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -50,6 +51,9 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
         )
     try:
         assert process.stdout is not None
+        # Or pytest would end the wait, and nobody would see the log.
+        said, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+        assert said, f"not ready within {TIMEOUT_S} seconds:\n{log.read_text()}"
         line = process.stdout.readline()
         found = re.search(r"gRPC (\S+),", line)
         assert found, f"not ready: {line!r}\n{log.read_text()}"
