@@ -367,10 +367,10 @@ def test_the_server_ends_a_stream_in_time_and_the_connection_only_later(
     """Both at once are too much for Triton: its stream would be cancelled while it ends."""
     monkeypatch.setattr(generation, "GRACE_S", TIMEOUT_S)
     late = refuse("UNAVAILABLE", "Request timeout expired after 1 of at most 16 tokens")
-    server.stream[1:] = [delay(0.3), late]
-    chunks, error = twin.until_error("a", timeout=0.2)
+    server.stream[1:] = [delay(1.5), late]
+    chunks, error = twin.until_error("a", timeout=1.0)
     assert (chunks, type(error)) == (CHUNKS[:1], DeadlineExceeded)
-    assert "the timeout of 0.2 s has passed" in str(error)
+    assert "the timeout of 1.0 s has passed" in str(error)
     eventually(lambda: server.ended_streams == 1)
     assert server.cancelled == 0
 
@@ -380,11 +380,11 @@ def test_a_reader_that_is_late_still_hears_from_the_server(
 ) -> None:
     monkeypatch.setattr(generation, "GRACE_S", TIMEOUT_S)
     late = refuse("UNAVAILABLE", "Request timeout expired after 1 of at most 16 tokens")
-    server.stream[1:] = [delay(0.3), late]
+    server.stream[1:] = [delay(1.5), late]
     with ScoreClient(url) as client:
-        chunks = client.generate("a", timeout=0.1)
+        chunks = client.generate("a", timeout=1.0)
         assert next(chunks) == CHUNKS[0]
-        time.sleep(0.2)
+        time.sleep(1.2)
         with pytest.raises(DeadlineExceeded):
             next(chunks)
     eventually(lambda: server.ended_streams == 1)
@@ -441,7 +441,7 @@ def test_many_streams_of_one_client_do_not_mix(url: str, server: FaultyServer) -
 def test_a_model_that_is_not_hiscores_is_noticed(url: str, server: FaultyServer) -> None:
     server.ready.add("decode")
     with ScoreClient(url) as client:
-        client.wait_ready(5, ["decode"])
+        client.wait_ready(TIMEOUT_S, ["decode"])
         server.tensors["decode"] = server.tensors["decode"][1:]
         with pytest.raises(ServerFault, match="no INT32 tensor 'input_ids'"):
             client.wait_ready(5, ["decode"])

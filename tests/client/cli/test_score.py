@@ -222,7 +222,7 @@ def test_wrong_usage_is_code_2(url: str, server: FaultyServer, args: list[str]) 
 def test_wait_ready(url: str, dead_url: str, server: FaultyServer) -> None:
     both = run("wait-ready", "--timeout", f"{TIMEOUT_S}", "--model", "score", "--model", "scorer", url=url)
     assert both.returncode == 0
-    assert run("wait-ready", "--timeout", "1", "--model", "decode", url=url).returncode == 5
+    assert run("wait-ready", "--timeout", "3", "--model", "decode", url=url).returncode == 5
     assert run("wait-ready", "--timeout", "0.1", url=dead_url).returncode == 3
     server.tensors["score"] = []
     assert run("wait-ready", "--timeout", f"{TIMEOUT_S}", url=url).returncode == 1

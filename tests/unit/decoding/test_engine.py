@@ -858,8 +858,9 @@ def test_control_a_broken_worker_is_found(broken: type[HashWorker]) -> None:
     worker, callers = broken(delay=6), Callers()
     calls = {Caller(i): long_call(i, prompt=20) for i in range(8)}
     with pytest.raises(AssertionError), running(worker, callers, quantum=3) as engine:  # noqa: PT012
-        for name, wanted in calls.items():
-            engine.submit(wanted, name)
+        with engine._inbox._changed:  # or the first might end before the last is there
+            for name, wanted in calls.items():
+                engine.submit(wanted, name)
         callers.wait(lambda: len(callers.ends) == len(calls))
         for name, wanted in calls.items():
             assert_as_alone(callers, name, wanted)

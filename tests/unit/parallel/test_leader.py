@@ -136,6 +136,7 @@ def test_ranks_that_live_are_not_taken_for_lost() -> None:
     """The control: over a time in which a silent rank would be noticed twice, in idleness and in work."""
     ended = threading.Event()
     with Ranks([CPU] * 2, end=ended.set) as ranks:
+        ranks.do(partial(rank_work.exchange, mine=1))  # which imports
         ranks.started()
         until = time.monotonic() + 7
         while time.monotonic() < until:
