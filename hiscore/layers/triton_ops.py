@@ -1,21 +1,21 @@
 """`Ops` by Triton kernels."""
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from hiscore.kernels import elementwise, gated_mlp, gemv, row_products
+from hiscore.kernels import elementwise, gated_mlp, gemv
 from hiscore.kernels import rope as rope_kernels
 from hiscore.kernels.eight_bits import NO_FORMAT
 from hiscore.layers import moe_triton
 from hiscore.layers.eight_bits import EightBits, Quantised
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import Experts, LayerWeights, Linear, Mlp, Projection
+from hiscore.layers.step_products import StepProducts
+from hiscore.layers.weights import Experts, LayerWeights, Linear, Projection
 from hiscore.numerics import at_least_float32
 
 GELU = {"gelu_pytorch_tanh": 1, "gelu": 2}
@@ -43,24 +43,12 @@ def hopper_sm_count() -> int:
     return _of_device(torch.cuda.current_device())[1] if torch.cuda.is_available() else 0
 
 
-def chained_rows(layers: Sequence[LayerWeights]) -> int:
-    """Rows of a step up to which kernels around its attention are launched dependently: all products are ours."""
-    return row_products.MAX_ROWS if all(map(_has_row_products, layers)) else gemv.GEMV_MAX_ROWS
-
-
-def _has_row_products(layer: LayerWeights) -> bool:
-    mlp = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, Mlp) else (None,)
-    return all(
-        isinstance(each, Linear) and row_products.fits(each.weight)
-        for each in (layer.qkv, layer.output, *mlp)
-    )
-
-
 class TritonOps(Ops):
     """`Ops` on CUDA, one kernel for each operation.
 
-    With for_steps, few rows are computed by other programs, whose sums differ from those that the same row gets
-    among many: those of a decode step may, those of a prefill, whose scores must not depend on its batch, may not.
+    Given `step_products`, few rows are computed by other programs, whose sums differ from those that the same row
+    gets among many: those of a decode step may, those of a prefill, whose scores must not depend on its batch, may
+    not.
     """
 
     def __init__(
@@ -71,14 +59,13 @@ class TritonOps(Ops):
         eps: float,
         activation: str,
         centred: bool = False,
-        for_steps: bool = False,
-        chained: int = gemv.GEMV_MAX_ROWS,
+        step_products: StepProducts | None = None,
     ) -> None:
-        """Keep sizes; for `centred` see `TorchOps`, for `chained` `chained_rows`."""
+        """Keep sizes; for `centred` see `TorchOps`."""
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps, self._centred = eps, centred
         self._gelu = GELU.get(activation, 0)
-        self._for_steps, self._chained = for_steps, chained
+        self._step_products = step_products
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
@@ -111,7 +98,7 @@ class TritonOps(Ops):
         wide = q_norm is not None and not by_head and len(q_norm) > self._head_dim
         heads = self._heads + self._kv_heads
         block = triton.next_power_of_2(heads)
-        if self._for_steps and len(qkv) <= BLOCK_HEADS_MAX_ROWS and not wide:
+        if self._step_products and len(qkv) <= BLOCK_HEADS_MAX_ROWS and not wide:
             block = min(block, BLOCK_HEADS)
         rope_kernels.rope_and_cache[(len(qkv), triton.cdiv(heads, block))](
             qkv, positions, rope.cos if rope else qkv, rope.sin if rope else qkv,
@@ -144,11 +131,8 @@ class TritonOps(Ops):
         return h
 
     def project(self, projection: Projection, h: Any) -> Tensor:
-        if self._fits_gemv(projection, h):
-            return gemv.multiply(h, projection.weight, projection.bias, chained=supports_pdl())
-        if self._takes_rows(h):
-            return row_products.multiply(h, projection.weight, projection.bias, chained=supports_pdl())
-        return super().project(projection, h)
+        product = self._step_product(projection, h)
+        return super().project(projection, h) if product is None else product
 
     def project_add_norm(
         self,
@@ -161,7 +145,8 @@ class TritonOps(Ops):
     ) -> Any:
         # What can be left to the product that reads h is an RMS norm.
         leaves_norm = post_weight is None and into is None and not self._centred and gemv.fits(*x.shape)
-        if weight is not None and leaves_norm and self._fits_gemv(projection, h):
+        steps = self._step_products
+        if weight is not None and leaves_norm and steps and steps.is_gemv(projection, h):
             gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=supports_pdl())
             return gemv.Normed(x, weight, self._eps)
         return super().project_add_norm(x, projection, h, post_weight, weight, into)
@@ -169,10 +154,9 @@ class TritonOps(Ops):
     def gate(self, projection: Projection, h: Any, into: EightBits | None = None) -> Any:
         if into is not None:
             return super().gate(projection, h, into)
-        if self._fits_gemv(projection, h) and projection.bias is None:
-            return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=supports_pdl())
-        if self._takes_rows(h) and projection.bias is None:
-            return row_products.multiply(h, projection.weight, gelu=self._gelu, chained=supports_pdl())
+        product = self._step_product(projection, h, self._gelu)
+        if product is not None:
+            return product
         sms = hopper_sm_count()
         if sms and isinstance(projection, Linear) and projection.bias is None and h.element_size() == 2:
             tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, sms)
@@ -180,20 +164,18 @@ class TritonOps(Ops):
                 return gated_mlp.multiply(h, projection.weight, self._gelu, tile, sms)
         return super().gate(projection, h, into)
 
-    def _fits_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
-        return self._for_steps and isinstance(projection, Linear) and gemv.fits(*h.shape)
-
-    def _takes_rows(self, h: Any) -> bool:
-        """Whether products of h are `row_products`: then all of this step are."""
-        return self._for_steps and gemv.GEMV_MAX_ROWS < h.shape[0] <= self._chained
+    def _step_product(self, projection: Projection, h: Any, gelu: int | None = None) -> Tensor | None:
+        steps = self._step_products
+        return steps.multiply(projection, h, supports_pdl(), gelu) if steps else None
 
     def _launch_kwargs(self, rows: int) -> dict[str, bool]:
         """Launch arguments of an operation on `rows` rows."""
-        chained = (self._for_steps and rows <= self._chained) or rows >= PDL_MIN_ROWS
+        steps = self._step_products
+        chained = (steps is not None and rows <= steps.chained_rows) or rows >= PDL_MIN_ROWS
         return gemv.pdl_launch_kwargs(chained and supports_pdl())
 
     def experts(self, experts: Experts, h: Tensor) -> Tensor:
-        return moe_triton.moe(experts, h, step=self._for_steps)
+        return moe_triton.moe(experts, h, step=self._step_products is not None)
 
     def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2

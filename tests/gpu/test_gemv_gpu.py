@@ -8,9 +8,10 @@ import torch
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs a GPU with programmatic dependent launch", allow_module_level=True)
 
-from hiscore.kernels import gemv, row_products
+from hiscore.kernels import gemv, pipelined_products, row_products
 from hiscore.layers import triton_ops
 from hiscore.layers.ops import Ops
+from hiscore.layers.step_products import step_products
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import LayerWeights, Linear, Mlp
@@ -97,13 +98,15 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
     assert not torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("rows", [1, 2, gemv.GEMV_MAX_ROWS, 5, row_products.MAX_ROWS])
+@pytest.mark.parametrize(
+    "rows", [1, 2, gemv.GEMV_MAX_ROWS, 5, row_products.MAX_ROWS, 24, 33, pipelined_products.MAX_ROWS]
+)
 def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_ops.supports_pdl()
     weights = layers()
-    ops = TritonOps(
-        HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", for_steps=True, chained=triton_ops.chained_rows(weights)
-    )
+    products = step_products(weights, on_hopper=True)
+    assert 0 < products.row_products_rows < products.pipelined_rows
+    ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", step_products=products)
     x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()
     monkeypatch.setattr(triton_ops, "supports_pdl", lambda: False)
     expected = run(weights, ops, x)

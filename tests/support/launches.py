@@ -20,11 +20,12 @@ from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.sampling_options import OPTIONS
 from hiscore.decoding.worker.step_runner import COUNTERS
 from hiscore.decoding.worker.triton_sampler import Feeding, draw
-from hiscore.kernels import block_fp8, gated_mlp, int8, row_products
+from hiscore.kernels import block_fp8, gated_mlp, int8, pipelined_products, row_products
 from hiscore.kernels import gemv as few
 from hiscore.layers import moe_triton, pair_products_triton, scaled_fp8_triton
 from hiscore.layers import triton_ops as kernel_ops
 from hiscore.layers.eight_bits import EightBits
+from hiscore.layers.step_products import StepProducts
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Experts, Linear, Routing, Scales
 from hiscore.models.deepseek.config import DsaArchitecture, Indexer
@@ -199,12 +200,10 @@ def indexed_prefill(dtype: torch.dtype, fp8: bool) -> None:
     assert out is not None
 
 
-def chained(sizes: tuple[int, ...], rows: int) -> None:
+def chained(sizes: tuple[int, ...], rows: int, products: StepProducts) -> None:
     """The operations of a layer for few rows, where a kernel may start before the previous one has ended."""
     hidden, inner, heads, kv_heads, head_dim = sizes
-    ops = TritonOps(
-        heads, kv_heads, head_dim, 1e-6, "silu", for_steps=True, chained=max(rows, few.GEMV_MAX_ROWS)
-    )
+    ops = TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", step_products=products)
     norm, dtype = torch.zeros(hidden), torch.bfloat16
     x, h = ops.embed(ints(rows), torch.zeros(50, hidden, dtype=dtype), 1.0, norm)
     width = (heads + 2 * kv_heads) * head_dim
@@ -338,7 +337,11 @@ def launch_everything() -> None:
             decode(LATENT_OF_FOUR, bfloat16, heads=32, value_width=512)
     with mock.patch.object(kernel_ops, "supports_pdl", return_value=True):
         for rows in range(1, few.GEMV_MAX_ROWS + 1):
-            chained(QWEN3, rows)
-            chained(QWEN3_8B, rows)
-        chained(QWEN3, row_products.MAX_ROWS)
-        chained(SMOLLM2, row_products.MAX_ROWS)
+            chained(QWEN3, rows, StepProducts())
+            chained(QWEN3_8B, rows, StepProducts())
+        some, more = row_products.MAX_ROWS, pipelined_products.MAX_ROWS
+        for sizes in (QWEN3, SMOLLM2):
+            chained(sizes, some, StepProducts(row_products_rows=some))
+        for rows in (1, some, some + 1, more):
+            for sizes in (QWEN3, QWEN3_8B):
+                chained(sizes, rows, StepProducts(gemv_rows=1, pipelined_rows=more))

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.kernels import gemv
+from hiscore.layers.step_products import StepProducts
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Linear
@@ -21,7 +22,7 @@ def both(
     activation: str = "silu", centred: bool = False, for_steps: bool = False
 ) -> tuple[TritonOps, TorchOps]:
     sizes = HEADS, KV_HEADS, HEAD_DIM, 1e-6, activation, centred
-    return TritonOps(*sizes, for_steps=for_steps), TorchOps(*sizes)
+    return TritonOps(*sizes, StepProducts() if for_steps else None), TorchOps(*sizes)
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -137,7 +138,7 @@ def test_exact_gelu_equals_pytorch_wherever_it_is_computed() -> None:
     gate, up = gate_up.chunk(2, dim=1)
     definition = torch.nn.functional.gelu(gate.double()) * up.double()
     torch.testing.assert_close(ours.activate(gate_up).double(), definition, **BOUNDS)
-    few = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "gelu", for_steps=True)
+    few = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "gelu", step_products=StepProducts())
     found = few.gate(Linear(weight), x[: gemv.GEMV_MAX_ROWS])
     torch.testing.assert_close(
         found, plain.gate(Linear(weight), x)[: gemv.GEMV_MAX_ROWS], atol=1e-4, rtol=1e-4
@@ -150,7 +151,7 @@ def test_exact_gelu_equals_pytorch_wherever_it_is_computed() -> None:
 @pytest.mark.parametrize("centred", [False, True])
 def test_few_rows_leave_no_layer_norm_to_the_product_that_reads_it(centred: bool) -> None:
     sizes = HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", centred
-    ours, plain = TritonOps(*sizes, for_steps=True), TorchOps(*sizes)
+    ours, plain = TritonOps(*sizes, step_products=StepProducts()), TorchOps(*sizes)
     output, after = (Linear(random(*size, seed=1) / 5) for size in ((48, 24), (20, 48)))
     results = []
     for ops in (ours, plain):

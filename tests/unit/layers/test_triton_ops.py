@@ -12,6 +12,7 @@ from hiscore.kernels import gated_mlp, gemv
 from hiscore.kernels.gated_mlp import MEDIUM, Tile, multiply
 from hiscore.layers import triton_ops
 from hiscore.layers.eight_bits import EightBits, Quantised, quantise
+from hiscore.layers.step_products import StepProducts
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Linear
@@ -58,10 +59,11 @@ def test_operations_equal_pytorch(activation: str, normed: bool) -> None:
 
 def test_gemv_is_taken_where_it_may_be() -> None:
     taken = []
-    ops = TritonOps(4, 2, 16, 1e-6, "silu", for_steps=True)
+    products = StepProducts()
+    ops = TritonOps(4, 2, 16, 1e-6, "silu", step_products=products)
     for rows, inputs in ((4, 40), (5, 40), (4, gemv.GEMV_MAX_INPUTS + 1), (0, 40)):
         x, weight = random(rows, inputs), random(6, inputs, seed=1)
-        taken.append(ops._fits_gemv(Linear(weight), x))
+        taken.append(products.is_gemv(Linear(weight), x))
         torch.testing.assert_close(ops.project(Linear(weight), x), x @ weight.T, atol=1e-3, rtol=1e-4)
         assert ops.gate(Linear(weight), x).shape == (rows, 3)
     assert taken == [True, False, False, False]
@@ -98,7 +100,7 @@ def test_the_gated_kernel_is_taken_for_16_bits_without_bias(monkeypatch: pytest.
 def test_a_norm_may_be_left_to_the_product_that_reads_it(inputs: int, rows: int, sandwich: bool) -> None:
     """Bound: float32 sums of up to 4,104 products of O(1) and 1/64."""
     arguments = 4, 2, 16, 1e-6, "silu"
-    ours, plain = TritonOps(*arguments, for_steps=True), TorchOps(*arguments)
+    ours, plain = TritonOps(*arguments, step_products=StepProducts()), TorchOps(*arguments)
     output, after = (Linear(random(*size, seed=1) / inputs**0.5) for size in ((48, inputs), (20, 48)))
     norm, post = random(48, seed=2), random(48, seed=3) if sandwich else None
     results = []

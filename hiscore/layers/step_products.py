@@ -1,0 +1,81 @@
+"""Products of a decode step's rows with a weight, by whichever of our kernels is the fastest for so many rows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from torch import Tensor
+
+from hiscore.kernels import gemv, pipelined_products, row_products
+from hiscore.layers.weights import LayerWeights, Linear, Mlp, Projection
+
+
+@dataclass(frozen=True)
+class StepProducts:
+    """Up to how many rows each kernel multiplies; the first that may does. A library multiplies more.
+
+    Attributes:
+        gemv_rows: By `gemv`, where a weight has not too many inputs for it.
+        row_products_rows: By `row_products`.
+        pipelined_rows: By `pipelined_products`.
+    """
+
+    gemv_rows: int = gemv.GEMV_MAX_ROWS
+    row_products_rows: int = 0
+    pipelined_rows: int = 0
+
+    @property
+    def chained_rows(self) -> int:
+        """Rows up to which kernels around a step's attention are launched dependently: all products are ours."""
+        return max(self.gemv_rows, self.row_products_rows, self.pipelined_rows)
+
+    def is_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
+        """Whether `gemv` computes this product of h."""
+        return isinstance(projection, Linear) and h.shape[0] <= self.gemv_rows and gemv.fits(*h.shape)
+
+    def multiply(
+        self, projection: Projection, h: Any, chained: bool, gelu: int | None = None
+    ) -> Tensor | None:
+        """A projection of h, or None where a library is as fast.
+
+        Args:
+            projection: [out, in]; with gelu not None [2 out, in], of gate and up.
+            h: [rows, in], a Tensor; for `gemv` also a `gemv.Normed`.
+            chained: See `gemv.pdl_launch_kwargs`.
+            gelu: See `gemv.multiply`.
+
+        Returns:
+            [rows, out].
+        """
+        if not isinstance(projection, Linear) or (gelu is not None and projection.bias is not None):
+            return None
+        rows, weight, bias = h.shape[0], projection.weight, projection.bias
+        if self.is_gemv(projection, h):
+            return gemv.multiply(h, weight, bias, gelu=gelu, chained=chained)
+        if gemv.GEMV_MAX_ROWS < rows <= self.row_products_rows:
+            return row_products.multiply(h, weight, bias, gelu, chained)
+        if 0 < rows <= self.pipelined_rows:
+            return pipelined_products.multiply(h, weight, bias, gelu, chained)
+        return None
+
+
+def step_products(layers: Sequence[LayerWeights], on_hopper: bool) -> StepProducts:
+    """What is fastest for a model: one kernel for all products of a step.
+
+    Args:
+        layers: The model's.
+        on_hopper: Whether the GPU has the tensor cores and the shared memory of a Hopper.
+    """
+    small = all(_fit(layer, row_products.fits) for layer in layers)
+    pipelined = on_hopper and all(_fit(layer, pipelined_products.fits) for layer in layers)
+    return StepProducts(
+        # A large weight is read as fast for several rows as for one, but not by `gemv`.
+        gemv_rows=1 if pipelined and not small else gemv.GEMV_MAX_ROWS,
+        row_products_rows=row_products.MAX_ROWS if small else 0,
+        pipelined_rows=pipelined_products.MAX_ROWS if pipelined else 0,
+    )
+
+
+def _fit(layer: LayerWeights, fits: Callable[[Tensor], bool]) -> bool:
+    mlp = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, Mlp) else (None,)
+    return all(isinstance(each, Linear) and fits(each.weight) for each in (layer.qkv, layer.output, *mlp))
