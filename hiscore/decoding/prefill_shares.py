@@ -4,6 +4,9 @@ The oldest prompt is guaranteed half of it, so that short prompts cannot starve 
 first, so that a long prompt does not delay them either. A part that is not its prompt's last ends at a whole
 block: attention then adds up the same keys together wherever a prompt is cut, whatever of it was cached. (On a GPU
 the library may still choose another kernel for a product of other rows.)
+
+A long prompt takes less time in longer forwards, for which others would wait longer: short prompts that share it,
+and the steps of running sequences.
 """
 
 from collections.abc import Iterable
@@ -11,20 +14,29 @@ from collections.abc import Iterable
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.sequence import Sequence
 
+SHARED_TOKENS = 4_096
+"""Of a forward for which others would wait."""
 
-def share_forward(sequences: Iterable[Sequence], cache_config: CacheConfig) -> list[tuple[Sequence, int]]:
+
+def share_forward(
+    sequences: Iterable[Sequence], cache_config: CacheConfig, running: int
+) -> list[tuple[Sequence, int]]:
     """Divide the tokens of one forward among prompts that are not complete.
 
     Args:
         sequences: In the order in which they started.
         cache_config: The size of a forward; if it is less than a block, prompts are cut anywhere.
+        running: Sequences whose steps wait for the forward.
 
     Returns:
         Those that get some tokens, and how many.
     """
     budget = cache_config.prefill_token_budget
-    block = cache_config.block_size if 0 < cache_config.block_size <= budget else 1
     waiting = list(sequences)
+    are_long = all(sequence.prompt_left > SHARED_TOKENS for sequence in waiting)
+    if not are_long or running >= len(waiting):
+        budget = min(budget, SHARED_TOKENS)
+    block = cache_config.block_size if 0 < cache_config.block_size <= budget else 1
     shares: list[tuple[Sequence, int]] = []
 
     def cut(sequence: Sequence, tokens: int) -> int:

@@ -193,7 +193,8 @@ class Scheduler:
         sequence.has_index = sequence.selects
 
     def _schedule_prefill(self, schedule: Schedule) -> None:
-        for sequence, tokens in share_forward(self.queues.prefilling, self._cache_config):
+        running = len(self.queues.running)
+        for sequence, tokens in share_forward(self.queues.prefilling, self._cache_config, running):
             self._add_chunk(sequence, tokens, schedule)
         if schedule.chunks:
             positions = np.array([sequence.length for sequence in schedule.completed], np.int32)

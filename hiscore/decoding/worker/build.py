@@ -12,6 +12,7 @@ from hiscore.decoding.interface.worker import Worker
 from hiscore.decoding.memory.model_sizes import bytes_of_rank, forward_bytes, is_latent, read_shape
 from hiscore.decoding.memory.plan import PrefillInputs, memory_budget, plan_memory, prefill_inputs
 from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
+from hiscore.decoding.prefill_shares import SHARED_TOKENS
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.parts import Parts, load_parts, worker_of_parts
 from hiscore.decoding.worker.worker import CacheWorker
@@ -27,8 +28,10 @@ log = logging.getLogger(__name__)
 PARTS = "parts"
 """Where a rank holds what it has loaded, until its worker is made of it."""
 
-# Tokens of a prefill forward: running sequences may have to wait for one such forward between two tokens.
-PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 4_096}
+# Tokens of a prefill forward. Running sequences may have to wait for one between two tokens: see `prefill_shares`.
+PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": SHARED_TOKENS}
+LONG_PREFILL_TOKEN_BUDGET, LARGE_DEVICE_BYTES = 8_192, 60 * 2**30
+"""On devices of so much memory, which activations of that many tokens hardly diminish."""
 LATENT_PREFILL_TOKEN_BUDGET = 2_048
 """With an indexer: so many tokens the models select, and a forward whose rows all see fewer selects none."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,6 +45,8 @@ def prefill_token_budget(checkpoint: str | Path, device: torch.device) -> int:
         device: Where it is served.
     """
     budget = PREFILL_TOKEN_BUDGET[device.type]
+    if device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= LARGE_DEVICE_BYTES:
+        budget = LONG_PREFILL_TOKEN_BUDGET
     return min(budget, LATENT_PREFILL_TOKEN_BUDGET) if is_latent(Path(checkpoint)) else budget
 
 

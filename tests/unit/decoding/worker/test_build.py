@@ -1,6 +1,7 @@
 """Workers as settings ask for them, and what is refused before one is built."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -109,7 +110,13 @@ def test_experts_are_told_a_step_from_a_prefill(tmp_path: Path, monkeypatch: pyt
     assert set(seen[routed:]) == {(1, True)}
 
 
-def test_the_first_part_of_a_prompt_sees_no_more_than_an_indexer_selects(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gib", "tokens"), [(80, 8_192), (24, 4_096)])
+def test_the_first_part_of_a_prompt_sees_no_more_than_an_indexer_selects(
+    gib: int, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are prefilled in longer forwards where the GPU has room for them."""
     device = torch.device("cuda")
+    properties = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert prefill_token_budget(checkpoint("glm-shared", tmp_path / "glm"), device) == 2_048
-    assert prefill_token_budget(checkpoint("qwen3", tmp_path / "qwen3"), device) == 4_096
+    assert prefill_token_budget(checkpoint("qwen3", tmp_path / "qwen3"), device) == tokens
