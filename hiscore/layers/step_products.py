@@ -52,7 +52,7 @@ class StepProducts:
         rows, weight, bias = h.shape[0], projection.weight, projection.bias
         if self.is_gemv(projection, h):
             return gemv.multiply(h, weight, bias, gelu=gelu, chained=chained)
-        if gemv.GEMV_MAX_ROWS < rows <= self.row_products_rows:
+        if 0 < rows <= self.row_products_rows:
             return row_products.multiply(h, weight, bias, gelu, chained)
         if 0 < rows <= self.pipelined_rows:
             return pipelined_products.multiply(h, weight, bias, gelu, chained)
@@ -68,9 +68,12 @@ def step_products(layers: Sequence[LayerWeights], on_hopper: bool) -> StepProduc
     """
     small = all(_fit(layer, row_products.fits) for layer in layers)
     pipelined = on_hopper and all(_fit(layer, pipelined_products.fits) for layer in layers)
+    most_gemv_rows = gemv.GEMV_MAX_ROWS
+    if on_hopper and (small or pipelined):
+        # Tensor cores read a weight as fast for several rows as for one.
+        most_gemv_rows = 2 if small else 1
     return StepProducts(
-        # A large weight is read as fast for several rows as for one, but not by `gemv`.
-        gemv_rows=1 if pipelined and not small else gemv.GEMV_MAX_ROWS,
+        gemv_rows=most_gemv_rows,
         row_products_rows=row_products.MAX_ROWS if small else 0,
         pipelined_rows=pipelined_products.MAX_ROWS if pipelined else 0,
     )

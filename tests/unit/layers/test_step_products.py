@@ -37,13 +37,13 @@ def layer(inner: int, dtype: torch.dtype, hidden: int = 128) -> LayerWeights:
 def test_all_products_of_a_step_are_computed_alike() -> None:
     bfloat16 = torch.bfloat16
     small, large = layer(128, bfloat16), layer(row_products.MAX_INPUTS + 128, bfloat16)
-    assert step_products([small] * 2, on_hopper=True) == StepProducts(FEW, SOME, MORE)
+    assert step_products([small] * 2, on_hopper=True) == StepProducts(2, SOME, MORE)
     assert step_products([small] * 2, on_hopper=False) == StepProducts(FEW, SOME, 0)
     # Of large weights several rows are pipelined, where the GPU has room for it.
     assert step_products([small, large], on_hopper=True) == StepProducts(1, 0, MORE)
     assert step_products([small, large], on_hopper=False) == StepProducts(FEW, 0, 0)
     # Tiles of 128 inputs do not cover 96.
-    assert step_products([small, layer(96, bfloat16)], on_hopper=True) == StepProducts(FEW, SOME, 0)
+    assert step_products([small, layer(96, bfloat16)], on_hopper=True) == StepProducts(2, SOME, 0)
     assert step_products([layer(128, torch.float32)], on_hopper=True) == StepProducts(FEW, 0, 0)
 
 
@@ -67,12 +67,12 @@ def noted(kernel: ModuleType, taken: list[ModuleType]) -> Callable[..., torch.Te
 @pytest.mark.parametrize(
     ("products", "rows", "expected"),
     [
-        (StepProducts(FEW, SOME, MORE), 3, gemv),
-        (StepProducts(FEW, SOME, MORE), 5, row_products),
-        (StepProducts(FEW, SOME, MORE), SOME, row_products),
-        (StepProducts(FEW, SOME, MORE), SOME + 1, pipelined_products),
-        (StepProducts(FEW, SOME, MORE), MORE, pipelined_products),
-        (StepProducts(FEW, SOME, MORE), MORE + 1, None),
+        (StepProducts(2, SOME, MORE), 2, gemv),
+        (StepProducts(2, SOME, MORE), 3, row_products),
+        (StepProducts(2, SOME, MORE), SOME, row_products),
+        (StepProducts(2, SOME, MORE), SOME + 1, pipelined_products),
+        (StepProducts(2, SOME, MORE), MORE, pipelined_products),
+        (StepProducts(2, SOME, MORE), MORE + 1, None),
         (StepProducts(FEW, SOME, 0), SOME + 1, None),
         (StepProducts(1, 0, MORE), 1, gemv),
         (StepProducts(1, 0, MORE), 2, pipelined_products),
