@@ -73,6 +73,14 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "tie_word_embeddings": True,
     },
+    "qwen3-4b": _QWEN3
+    | {
+        "hidden_size": 2_560,
+        "intermediate_size": 9_728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
+    },
     "qwen3-8b": _QWEN3
     | {
         "hidden_size": 4_096,
