@@ -24,6 +24,8 @@ from tests.support.strategies import random_tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY, make
 from tests.support.truth import Truth
 
+pytestmark = pytest.mark.usefixtures("short_reprs")
+
 CALL = random_tokens(np.random.default_rng(0), 13, [7, 3], VOCABULARY)
 KEYS = keys_of(model_type for model_type, _ in FAMILIES.values())
 

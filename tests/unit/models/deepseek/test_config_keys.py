@@ -13,6 +13,8 @@ from hiscore.models.errors import UnsupportedCheckpoint
 from tests.support import tiny_dsa, tiny_models
 from tests.support.config_mutations import changed, keys_of, mutations
 
+pytestmark = pytest.mark.usefixtures("short_reprs")
+
 CPU = torch.device("cpu")
 KEYS = keys_of(model_type for model_type, _ in (*tiny_dsa.FAMILIES.values(), *tiny_models.FAMILIES.values()))
 IDS = torch.randint(tiny_dsa.VOCABULARY, (40,), generator=torch.Generator().manual_seed(1))
