@@ -82,13 +82,17 @@ def fit_temperature(outcomes: Sequence[Outcome]) -> float:
     """
     if not outcomes:
         raise ValueError("there are no answers to fit a temperature on")
-    logs = [np.log(np.maximum(np.asarray(each.probabilities, float), LEAST)) for each in outcomes]
+    # In rows of one length: options that a question does not have get no probability.
+    logs = np.full((len(outcomes), max(len(each.probabilities) for each in outcomes)), -np.inf)
+    for row, each in zip(logs, outcomes, strict=True):
+        row[: len(each.probabilities)] = np.log(np.maximum(each.probabilities, LEAST))
+    finite = np.where(np.isfinite(logs), logs, 0.0)
+    right = logs[np.arange(len(outcomes)), [each.answer for each in outcomes]].sum()
 
     def slope(inverse: float) -> float:
-        expected = (float(at_temperature(each.probabilities, 1 / inverse) @ own) for each, own in zip(
-            outcomes, logs, strict=True))  # fmt: skip
-        right = (float(own[each.answer]) for each, own in zip(outcomes, logs, strict=True))
-        return sum(expected) - sum(right)
+        powers = np.exp((logs - logs.max(axis=1, keepdims=True)) * inverse)
+        expected = (powers * finite).sum(axis=1) / powers.sum(axis=1)
+        return float(expected.sum() - right)
 
     low, high = np.log(1 / HOTTEST), np.log(1 / COLDEST)
     for _ in range(60):

@@ -35,6 +35,13 @@ def test_the_temperature_that_made_the_answers_is_found(temperature: float) -> N
         assert log_loss(outcomes, fitted) < log_loss(outcomes, other)
 
 
+def test_questions_with_fewer_options_than_others_count_by_their_own() -> None:
+    outcomes = [*drawn(2.0, 40), *drawn(0.7, 30, options=2), *drawn(3.0, 10, options=7)]
+    fitted = fit_temperature(outcomes)
+    for other in (fitted * 1.001, fitted / 1.001):
+        assert log_loss(outcomes, fitted) < log_loss(outcomes, other)
+
+
 def test_control_answers_that_are_too_sure_have_an_error() -> None:
     assert reliability(drawn(3.0)).error > 0.15
 
