@@ -37,14 +37,15 @@ def build_on(
         rank: One of them.
         path: Of the checkpoint.
         late: The rank whose copies are late; None: none.
-        deaf: Whether its forwards wait for no copy to the host.
+        deaf: Whether its forwards wait for no copy to the host. It is asked a thousand times before one runs: all
+            steps of a sequence pass in the meantime, and ranks ask each other slowly.
         given: Selector, tokens selected and tokens in the buffer.
         dtype: Of weights, keys and values.
         settings: Of `build`.
     """
     worker = build(path, *given, dtype=dtype, device=str(rank.device), group=rank.group, **settings)
     if late == rank.shard.rank:
-        LateCopies(10_000 if deaf else 20, Queue.OFFLOAD if deaf else None).install(worker)
+        LateCopies(1_000 if deaf else 20, Queue.OFFLOAD if deaf else None).install(worker)
     rank.held[PLACE] = worker
 
 
