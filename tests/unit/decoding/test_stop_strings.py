@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, find, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.stop_strings import NewText, StopChecker, StopStrings
+from tests.support.examples import has_example
 
 # Few letters, so that stop strings overlap with themselves and each other.
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
@@ -80,7 +81,7 @@ def all_at_the_end(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[st
 
 @pytest.mark.parametrize("search", [within_pieces, all_at_the_end])
 def test_control_a_wrong_search_is_found(search: Search) -> None:
-    find(st.tuples(STOPS, PIECES), lambda case: not is_right(search, *case))
+    assert has_example(st.tuples(STOPS, PIECES), lambda case: not is_right(search, *case))
 
 
 def test_control_the_automaton_needs_its_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +92,7 @@ def test_control_the_automaton_needs_its_fallbacks(monkeypatch: pytest.MonkeyPat
         self._fallback = [0] * len(self._next)
 
     monkeypatch.setattr(StopStrings, "_link", no_fallbacks)
-    find(st.tuples(STOPS, PIECES), lambda case: not is_right(sent_by, *case))
+    assert has_example(st.tuples(STOPS, PIECES), lambda case: not is_right(sent_by, *case))
 
 
 class Letters:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
@@ -25,6 +25,7 @@ from hiscore.tokenization.split_rule import SplitRule
 from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
+from tests.support.examples import has_example
 from tests.unit.tokenization.test_safe_splits import TEXTS
 
 BUILDERS = {**tiny.WITH_SAFE_SPLITS, **tiny.WITHOUT_SAFE_SPLITS}
@@ -116,7 +117,7 @@ def test_a_wrong_split_is_caught(name: str, load: Load, monkeypatch: pytest.Monk
         return not true_to(truth, one(ours, call), call)
 
     for item_first in (False, True):
-        find(
+        assert has_example(
             st.builds(
                 TextRequest,
                 words,

@@ -6,7 +6,7 @@ from itertools import chain, groupby
 from typing import Any
 
 import pytest
-from hypothesis import assume, find, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -17,6 +17,7 @@ from hiscore.settings import DEFAULT_MODEL
 from hiscore.tokenization import detokenizer
 from hiscore.tokenization.detokenizer import REPLACEMENT, DetokenizerFactory
 from tests.support import tiny_tokenizers as tiny
+from tests.support.examples import has_example
 
 BYTE_FALLBACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
 
@@ -147,14 +148,16 @@ def test_control_tokens_decoded_alone_are_wrong(name: str) -> None:
     def differs(ids: list[int]) -> bool:
         return "".join(truth(name, [token]) for token in ids) != truth(name, ids)
 
-    find(ids_of(name), differs)
+    assert has_example(ids_of(name), differs)
 
 
 @pytest.mark.parametrize(("constant", "value"), [("REPLACEMENT", "nothing ends so"), ("KEPT", 2)])
 def test_control_each_rule_is_needed(constant: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sending half a character and keeping too small a window are noticed."""
     monkeypatch.setattr(detokenizer, constant, value)
-    find(ids_of(DEFAULT), lambda ids: "".join(pieces(DECODERS[DEFAULT], ids)) != truth(DEFAULT, ids))
+    assert has_example(
+        ids_of(DEFAULT), lambda ids: "".join(pieces(DECODERS[DEFAULT], ids)) != truth(DEFAULT, ids)
+    )
 
 
 def test_characters_before_an_invalid_byte_stand() -> None:

@@ -4,13 +4,14 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from hiscore.tokenization.mark_splits import mark_split_rule
 from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers as tiny
+from tests.support.examples import has_example
 from tests.unit.tokenization.test_safe_splits import TEXTS, ids
 
 WITH_MARKS = {name: build() for name, build in tiny.WITH_MARKS.items()}
@@ -60,7 +61,7 @@ def test_a_wrong_rule_is_caught(name: str, wrong: str) -> None:
     if wrong == "after a space" and name == "metaspace_always":
         rules[wrong] = SplitRule(re.compile(" "), True)
     words = st.lists(st.sampled_from(["  ", " ", "▁", "Is", "this", "a", "fruit", "<s>"]), max_size=6)
-    find(words.map("".join), lambda text: not holds(backend, text, rules[wrong]))
+    assert has_example(words.map("".join), lambda text: not holds(backend, text, rules[wrong]))
 
 
 def _with(build: Callable[[], Tokenizer], **changes: object) -> Tokenizer:
@@ -129,7 +130,7 @@ def test_the_rule_is_wrong_where_it_is_not_recognised(name: str) -> None:
     """The control of recognition: without it, ids would be wrong."""
     words = st.lists(st.sampled_from([" ", "a", "b", "é", "the", " item", "is"]), max_size=6).map("".join)
     rule = SplitRule(re.compile(r"(?<=[^\s▁]) "))
-    find(words, lambda text: not holds(UNSAFE[name], text, rule))
+    assert has_example(words, lambda text: not holds(UNSAFE[name], text, rule))
 
 
 def test_a_mark_in_the_text_is_no_split() -> None:

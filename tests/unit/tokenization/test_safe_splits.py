@@ -3,13 +3,14 @@
 import re
 
 import pytest
-from hypothesis import find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from hiscore.tokenization import safe_splits
 from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers as tiny
+from tests.support.examples import has_example
 
 RULE = SplitRule(safe_splits.SPLIT_POINT)
 WITH_SAFE_SPLITS = {name: build() for name, build in tiny.WITH_PATTERNS.items()}
@@ -131,7 +132,7 @@ def test_both_parts_give_the_tokens_of_the_whole(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_SAFE_SPLITS)
 def test_a_wrong_rule_is_caught(name: str, rule: str) -> None:
     words = st.lists(st.sampled_from(["  ", " ", "Is", "this", "a", "fruit", "\n"]), max_size=6).map("".join)
-    find(words, lambda text: not holds(WITH_SAFE_SPLITS[name], text, WRONG_RULES[rule]))
+    assert has_example(words, lambda text: not holds(WITH_SAFE_SPLITS[name], text, WRONG_RULES[rule]))
 
 
 @pytest.mark.parametrize("pattern", sorted(safe_splits.SAFE_PATTERNS))
@@ -235,7 +236,7 @@ def test_the_rule_is_wrong_where_it_is_not_recognised(name: str) -> None:
     backend = UNSAFE[name]
     if name == "digits alone":
         tiny.train(backend)
-    find(words, lambda text: not holds(backend, text))
+    assert has_example(words, lambda text: not holds(backend, text))
 
 
 @given(TEXTS)

@@ -1,0 +1,20 @@
+"""Examples that controls need."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from hypothesis import Phase, find, settings
+from hypothesis.strategies import SearchStrategy
+
+Example = TypeVar("Example")
+SEARCHED = settings(max_examples=10_000, phases=[Phase.generate])
+
+
+def has_example(examples: SearchStrategy[Example], holds: Callable[[Example], bool]) -> bool:
+    """Whether one of many examples has a property; a smaller one is not looked for, which takes far longer.
+
+    Raises:
+        NoSuchExample: None has.
+    """
+    find(examples, holds, settings=SEARCHED)
+    return True
