@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -136,12 +137,14 @@ LONG = [
 @pytest.mark.parametrize("split", ["once", "with every prompt"])
 def test_too_many_tokens_are_refused_once_they_are_known(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_module, "BATCH_CHARACTERS", 10_000)
-    checkpoint = resolve(progress=False)
+    loaded = DecisionPrompter(resolve(progress=False), TokenLimits(1, 1))
+    loaded.labels.of("choice", 20)
 
     def prompter(context: int, call: int) -> tuple[DecisionPrompter, list[int]]:
-        """And how many texts it encodes at a time."""
-        made = DecisionPrompter(checkpoint, TokenLimits(context, call))
-        made.labels.of("choice", 20)
+        """And how many texts it encodes at a time. The tokenizer is loaded once, which takes seconds."""
+        made = copy(loaded)
+        made._limits = TokenLimits(context, call)
+        made.tokenizer = copy(loaded.tokenizer)
         if split != "once":
             made.tokenizer._splits = None
         encoded: list[int] = []
