@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
 
+from hiscore.models.errors import UnsupportedCheckpoint
 from tests.support.tiny_models import LLAMA3, YARN
 
 ROPES: list[Any] = [
@@ -84,21 +85,69 @@ def keys_of(model_types: Iterable[str]) -> set[str]:
     }
 
 
-def mutations(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
-    """Changes to a config, most of them of one key; of a text tower too.
+Kind = Callable[[dict[str, Any], set[str]], Iterator[dict[str, Any]]]
+
+
+def wrong(
+    source: Path,
+    target: Path,
+    keys: set[str],
+    read: Callable[[Path], Any],
+    verdict: Callable[[Path, bool], str | None],
+) -> dict[str, str]:
+    """By change to a checkpoint's config, most of them of one key, what is wrong with how it is served.
+
+    Keys that nobody declares are changed together, where we read the same with each of them: if transformers obeys
+    one, that shows. If something is wrong then, each is changed alone.
 
     Args:
-        original: Of a checkpoint.
+        source: The checkpoint.
+        target: A directory for the changed ones.
         keys: That config classes of other families declare.
+        read: What we read of a checkpoint's config.
+        verdict: Of a checkpoint, and whether it has to be served: what is wrong, if anything.
     """
-    yield from _of_one(original, keys)
+
+    def with_changes(changes: dict[str, Any]) -> Path:
+        return changed(source, target, **changes)
+
+    def reads_alike(changes: dict[str, Any]) -> bool:
+        try:
+            return bool(read(with_changes(changes)) == unchanged)
+        except UnsupportedCheckpoint:
+            return False
+
+    original, unchanged = json.loads((source / "config.json").read_text()), read(source)
+    alone, alike = [{}, *_of_towers(_known, original, keys)], list[dict[str, Any]]()
+    for changes in _of_towers(_strange, original, keys):
+        (alike if reads_alike(changes) else alone).append(changes)
+    together = _merged(alike)
+    found = {str(changes): verdict(with_changes(changes), False) for changes in alone}
+    if said := verdict(with_changes(together), True):
+        found[str(together)] = said
+        found |= {str(changes): verdict(with_changes(changes), False) for changes in alike}
+    return {changes: said for changes, said in found.items() if said}
+
+
+def _merged(many: list[dict[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for changes in many:
+        for key, value in changes.items():
+            merged[key] = merged[key] | value if isinstance(merged.get(key), dict) else value
+    return merged
+
+
+def _of_towers(kind: Kind, original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
+    """Changes of a kind to a config, and to that of a text tower."""
+    yield from kind(original, keys)
     if "text_config" in original:
         of_texts = original["text_config"]
-        for changes in _of_one(of_texts, keys):
+        for changes in kind(of_texts, keys):
             yield {"text_config": of_texts | changes}
 
 
-def _of_one(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
+def _known(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
+    """Other values of what is declared or there, or has a meaning for some family."""
     # transformers' own sections of a model of images are for larger heads.
     sections = (original.get("rope_parameters") or {}).get("mrope_section")
     for changes in _plain(original, keys):
@@ -111,12 +160,16 @@ def _of_one(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]
 
 def _plain(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
     declared = keys_of([original["model_type"]])
-    for key in sorted((declared | keys | VALUES.keys()) - IGNORED):
-        # What is neither declared nor there, transformers may still look for; one value will show it.
-        chosen = others(original.get(key)) if key in declared or key in original else [3]
-        for value in VALUES.get(key, chosen):
+    for key in sorted((declared | (keys & original.keys()) | VALUES.keys()) - IGNORED):
+        for value in VALUES.get(key, others(original.get(key))):
             yield {key: value}
     yield from TOGETHER
+
+
+def _strange(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
+    """Keys of other families; transformers may still look for one, and one value will show it."""
+    for key in sorted(keys - keys_of([original["model_type"]]) - original.keys() - VALUES.keys() - IGNORED):
+        yield {key: 3}
 
 
 def changed(source: Path, target: Path, **changes: Any) -> Path:

@@ -5,20 +5,22 @@ transformers looks for without declaring them. The scorer must then refuse the c
 transformers computes.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from hiscore.models import config
+from hiscore.models.config import read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
 from tests.support.comparison import check
-from tests.support.config_mutations import TOGETHER, changed, keys_of, mutations
+from tests.support.config_mutations import TOGETHER, changed, keys_of, wrong
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY, make
@@ -30,11 +32,19 @@ CALL = random_tokens(np.random.default_rng(0), 13, [7, 3], VOCABULARY)
 KEYS = keys_of(model_type for model_type, _ in FAMILIES.values())
 
 
-def verdict(checkpoint: Path) -> str | None:
+def read(checkpoint: Path) -> Any:
+    """What we read of a checkpoint's config: the scorer is made of nothing else."""
+    architecture, of_texts = read_architecture(checkpoint)
+    return architecture, of_texts.rope_parameters
+
+
+def verdict(checkpoint: Path, must_serve: bool = False) -> str | None:
     """What is wrong with how a checkpoint is served, if anything."""
     try:
         scorer = Scorer(checkpoint, "cpu", "float32", 64, query_cache_bytes=0)
     except UnsupportedCheckpoint as refusal:
+        if must_serve:
+            return f"is refused: {refusal}"
         return None if str(refusal) else "refused without a reason"
     except Exception as error:
         return f"fails with {error!r}"
@@ -59,13 +69,23 @@ def test_a_key_is_computed_as_by_transformers_or_refused(
     family: str, labels: int | None, tmp_path: Path
 ) -> None:
     source = make(family, tmp_path / "source", labels)
-    original = json.loads((source / "config.json").read_text())
-    wrong = {
-        str(changes): found
-        for changes in mutations(original, KEYS)
-        if (found := verdict(changed(source, tmp_path / "changed", **changes)))
-    }
-    assert wrong == {}
+    assert wrong(source, tmp_path / "changed", KEYS, read, verdict) == {}
+
+
+@pytest.mark.slow
+def test_control_a_key_of_another_family_that_transformers_obeys_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, though it was changed together with others."""
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(
+        LlamaMLP, "forward", lambda mlp, x: forward(mlp, x) * getattr(mlp.config, "logits_scaling", 1)
+    )
+    found = wrong(make("llama", tmp_path / "source"), tmp_path / "changed", KEYS, read, verdict)
+    together, alone = found
+    assert "'logits_scaling': 3" in together
+    assert alone == str({"logits_scaling": 3})
+    assert all(said.startswith("is computed otherwise") for said in found.values())
 
 
 def test_control_a_rule_that_is_missing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
