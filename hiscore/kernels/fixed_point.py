@@ -1,16 +1,18 @@
 """The weights that tokens are drawn by, and their order: functions for other kernels.
 
-A weight is a token's probability in fixed point, an integer, so that no sum depends on its order. A place orders a
-row's tokens as a stable sort by logits would: it is greater for greater logits, and of equal ones for lower ids.
+A weight is a token's probability in fixed point, an integer, so that no sum depends on its order. Before its
+fraction is cut off it is a float32: that reaches a whole number where the weight does, and is cheaper to compare.
+A place orders a row's tokens as a stable sort by logits would: it is greater for greater logits, and of equal ones
+for lower ids.
 """
 
 import triton
 import triton.language as tl
 
 from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
+from hiscore.kernels.sampling_options import UNIT
 from hiscore.kernels.top_k import float_key
 
-UNIT = tl.constexpr(4294967296.0)
 # A place is a key of 32 bits, followed by an id counted from the last.
 ID_BITS = tl.constexpr(21)
 _LAST_ID = tl.constexpr((1 << 21) - 1)
@@ -31,26 +33,31 @@ def begin_split(CHAINED: tl.constexpr):
 
 @triton.jit
 def row_max(maxima, row, splits, SPLITS: tl.constexpr):
-    """The largest logit of a row, NaN if there is one."""
+    """The largest logit of a row, infinity if one is NaN."""
     at = tl.arange(0, SPLITS)
-    values = tl.load(maxima + row * splits + at, mask=at < splits, other=float("-inf"))
-    largest = tl.max(values, axis=0)
-    return tl.where(tl.sum((values != values).to(tl.int32), axis=0) > 0, float("nan"), largest)
+    return tl.max(tl.load(maxima + row * splits + at, mask=at < splits, other=float("-inf")), axis=0)
 
 
 @triton.jit
-def fixed_point_weights(logits, largest, temperature, least):
-    """Fixed-point weights, int64; 0 for less than the share `least`, -inf, and a row that cannot be sampled."""
-    share = tl.exp((logits - largest) / tl.maximum(temperature, 1.17549435e-38))
-    share = tl.where((share >= 0.0) & (share <= 1.0), share, 0.0)
-    weights = tl.floor(share * UNIT + 0.5).to(tl.int64)
-    return tl.where(weights.to(tl.float64) >= least.to(tl.float64) * UNIT, weights, 0)
+def uncut_weights(logits, largest, scale, least):
+    """Weights with their fractions, float32; 0 for less than `least`, -inf, and a row that cannot be sampled."""
+    weights = tl.exp2((logits - largest) * scale) * UNIT + 0.5
+    return tl.where(weights >= least, weights, 0.0)
 
 
 @triton.jit
-def load_split(row_logits, split, vocabulary, BLOCK: tl.constexpr):
-    """Ids and logits of a split of a row; -inf beyond the vocabulary."""
+def fixed_point_weights(logits, largest, scale, least):
+    """Weights, int64; 0 as above."""
+    return uncut_weights(logits, largest, scale, least).to(tl.int64)
+
+
+@triton.jit
+def load_split(row_logits, split, vocabulary, BLOCK: tl.constexpr, SCATTERS: tl.constexpr = False):
+    """Ids and logits of a split of a row; -inf beyond the vocabulary. SCATTERS: for results that are scattered."""
     at = split * BLOCK + tl.arange(0, BLOCK)
+    if SCATTERS:
+        # Four of a thread would be loaded at once, and would change threads before they are scattered one by one.
+        at = tl.max_contiguous(at, 1)
     return at, tl.load(row_logits + at, mask=at < vocabulary, other=float("-inf"))
 
 
@@ -75,13 +82,19 @@ def ids_at(places):
 
 @triton.jit
 def bin_of(weights):
-    """int32, 0 for the greatest weights to 127: four for each power of two; 127 is a weight of 1 or 0."""
-    quarter = (weights.to(tl.float64).to(tl.int64, bitcast=True) >> 50) - (1023 << 2)
-    return tl.minimum(128 - quarter, 127).to(tl.int32)
+    """Uncut weights of at least 1 -> int32, 0 for the greatest to 255: eight for each power of two."""
+    eighth = (weights.to(tl.int32, bitcast=True) >> 20) - (127 << 3)
+    return tl.minimum(256 - eighth, 255)
+
+
+@triton.jit
+def edge_of_bin(number):
+    """The least uncut weight of a bin, as the bits of a float32; of bin -1, more than any."""
+    return (256 - tl.where(number == 255, 256, number) + (127 << 3)) << 20
 
 
 @triton.jit
 def least_of_bin(number):
     """The least weight of a bin, int64; of bin -1, more than any weight."""
-    quarter = (128 - number).to(tl.int64)
-    return (((quarter & 3) + 4) << (quarter >> 2)) >> 2
+    eighth = (256 - number).to(tl.int64)
+    return (((eighth & 7) + 8) << (eighth >> 3)) >> 3

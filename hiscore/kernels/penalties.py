@@ -15,8 +15,8 @@ _COUNTS = tl.constexpr((1 << 30) - 1)
 
 @triton.jit
 def penalise_and_find_maxima(
-    logits, row_options, table, maxima, best, bins, found, masses, vocabulary, stride,
-    BLOCK: tl.constexpr, BINS: tl.constexpr, THRESHOLDS: tl.constexpr, CHAINED: tl.constexpr,
+    logits, row_options, table, maxima, best, bins, vocabulary, stride,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Change the logits of rows with penalties, in place, and find the largest of each split. Grid: (splits, R).
 
@@ -26,9 +26,9 @@ def penalise_and_find_maxima(
         logits: float32 [R, stride].
         row_options: See `sampling_options`.
         table: int32 [max_sequences, vocabulary].
-        maxima: Out: float32 [R, splits]; NaN if one is.
+        maxima: Out: float32 [R, splits]; infinity if one is NaN.
         best: Out: int32 [R, splits]: the lowest id of the largest.
-        bins, found, masses: Set to 0 for the kernels that follow: int32 [R, BINS], [R]; int64 [R, THRESHOLDS].
+        bins: Set to 0 for the kernels that follow: int32 [R, BINS].
     """
     split, row, splits, rows = begin_split(CHAINED)
     row_logits = logits + row.to(tl.int64) * stride
@@ -45,9 +45,7 @@ def penalise_and_find_maxima(
     largest = tl.max(own, axis=0)
     broken = tl.sum((own != own).to(tl.int32), axis=0) > 0
     to = row * splits + split
-    tl.store(maxima + to, tl.where(broken, float("nan"), largest))
+    tl.store(maxima + to, tl.where(broken, float("inf"), largest))
     tl.store(best + to, tl.min(tl.where(own == largest, at, vocabulary - 1), axis=0))
     if split == 0:
         tl.store(bins + row * BINS + tl.arange(0, BINS), tl.zeros([BINS], tl.int32))
-        tl.store(masses + row * THRESHOLDS + tl.arange(0, THRESHOLDS), tl.zeros([THRESHOLDS], tl.int64))
-        tl.store(found + row, 0)

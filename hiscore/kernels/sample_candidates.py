@@ -1,29 +1,43 @@
 """Find the tokens among which filters end, without sorting; `hiscore.kernels.sample_draw` draws one.
 
 A row is cut into splits, so that a few rows use the whole device. Candidates are the tokens whose weight reaches
-the bin that certainly leaves enough for top-k or top-p: few, where logits are far apart. Where they are not,
-thresholds within that bin narrow them down. Weights are integers, so no sum depends on its order.
+the bin that certainly leaves enough for top-k or top-p: few, where logits are far apart. Where they are not, the
+bins among which the last may lie are cut into parts. Weights are integers, so no sum depends on its order.
 """
 
 import triton
 import triton.language as tl
 
 from hiscore.kernels.fixed_point import (
-    begin_split,
     bin_of,
-    fixed_point_weights,
+    edge_of_bin,
     least_of_bin,
     load_split,
     places_of,
     row_max,
+    uncut_weights,
 )
-from hiscore.kernels.sampling_options import filters, weighing
+from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
+from hiscore.kernels.sampling_options import filters, option, weighing
 
-BINS = 128
+BINS = 256
 """By weight: see `fixed_point.bin_of`."""
+RANGES = 5
+"""What is known of a row's candidates, float64 [5, R], for rows with filters."""
+# The least uncut weight that they have, and more than they have; how many tokens or what mass filters keep, 0
+# where no parts are needed; how many bits of a float32 a part leaves out; the row's largest logit.
 _BINS = tl.constexpr(BINS)
-# Below, bins are not a quarter of a power of two: weights of a few units.
-_LAST_WHOLE_BIN = tl.constexpr(119)
+_LEAST, _BEYOND, _GOAL, _SHIFT, _LARGEST = (tl.constexpr(place) for place in range(RANGES))
+
+
+@triton.jit
+def _begin(row_options, vocabulary, row, rows, CHAINED: tl.constexpr):
+    """Begin behind the kernel before, with a row's options: no kernel writes these, so they need no wait."""
+    launch_dependents(CHAINED)
+    temperature, scale, least = weighing(row_options, rows, row)
+    k, p, filtered = filters(row_options, rows, row, vocabulary)
+    wait_for_predecessors(CHAINED)
+    return temperature != 0.0, (temperature != 0.0) & filtered, scale, least, k, p
 
 
 @triton.jit
@@ -37,138 +51,167 @@ def count_weights(
         logits: float32 [R, stride].
         row_options: See `sampling_options`.
         maxima: float32 [R, splits].
-        sums: Out: int64 [R, splits].
-        bins: Added to: int32 [R, 128].
+        sums: Out: int64 [2, R, splits], the first half.
+        bins: Added to: int32 [R, 256].
     """
-    split, row, splits, rows = begin_split(CHAINED)
-    temperature, least = weighing(row_options, rows, row)
-    if temperature == 0.0:
+    split, row, splits, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
+    draws, filtered, scale, least, _, _ = _begin(row_options, vocabulary, row, rows, CHAINED)
+    if draws == 0:
         return
     _, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK)
-    weights = fixed_point_weights(values, row_max(maxima, row, splits, SPLITS), temperature, least)
-    tl.store(sums + row * splits + split, tl.sum(weights, axis=0))
-    _, _, filtered = filters(row_options, rows, row, vocabulary)
+    weights = uncut_weights(values, row_max(maxima, row, splits, SPLITS), scale, least)
+    tl.store(sums + row * splits + split, tl.sum(weights.to(tl.int64), axis=0))
     if filtered:
-        counts = tl.histogram(bin_of(weights), _BINS)
+        counts = tl.histogram(bin_of(weights), _BINS, mask=weights > 0.0)
         number = tl.arange(0, _BINS)
         tl.atomic_add(bins + row * _BINS + number, counts, mask=counts > 0, sem="relaxed")
 
 
 @triton.jit
-def _range(bins, sums, row, splits, vocabulary, k, p, SPLITS: tl.constexpr, LISTED: tl.constexpr):
-    """Where the last token that filters keep lies.
+def find_range(
+    row_options, maxima, sums, bins, ranges, base, found, masses, vocabulary, splits,
+    SPLITS: tl.constexpr, LISTED: tl.constexpr, PARTS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Where the last token that filters keep lies, by what bins hold at least and at most. Grid: (R,).
 
-    Returns:
-        The least weight that it may have, more than it can have, whether so many weights reach the least that
-        thresholds between both are to narrow them down, and the goal: how many tokens, or with k = 0 what mass.
+    Args:
+        row_options: See `sampling_options`.
+        maxima, sums, bins: As `count_weights` left them.
+        ranges: Out: float64 [5, R], see `RANGES`.
+        base, found, masses: Set to 0 for the kernels that follow: int64 [R], int32 [2, R], int64 [R, PARTS].
     """
+    row, rows = tl.program_id(0), tl.num_programs(0)
+    _, filtered, _, _, k, p = _begin(row_options, vocabulary, row, rows, CHAINED)
+    if filtered == 0:
+        return
     each = tl.arange(0, SPLITS)
     number = tl.arange(0, _BINS)
     total = tl.sum(tl.load(sums + row * splits + each, mask=each < splits, other=0), axis=0)
-    # The last bin also counts what has no weight.
-    counts = tl.where(number < _BINS - 1, tl.load(bins + row * _BINS + number), 0)
-    goal = tl.where(k > 0, k.to(tl.float64), p * total.to(tl.float64))
+    counts = tl.load(bins + row * _BINS + number)
     by_count = k > 0
-    # What bins up to each hold, at least and at most.
-    lower = tl.where(by_count, counts.to(tl.int64), counts * least_of_bin(number))
-    upper = tl.where(by_count, counts.to(tl.int64), counts * least_of_bin(number - 1))
+    goal = tl.where(by_count, k.to(tl.float64), p * total.to(tl.float64))
+    # What bins up to each hold, at least and at most; so does what is left of the total by those beyond.
+    lower = counts * tl.where(by_count, 1, least_of_bin(number))
+    upper = counts * tl.where(by_count, 1, least_of_bin(number - 1))
     at_least, at_most = tl.cumsum(lower, axis=0), tl.cumsum(upper, axis=0)
-    # So does what is left of the total by those beyond, where the last holds less than the vocabulary.
-    left_least = total - (tl.sum(upper, axis=0) - at_most) - vocabulary
+    left_least = total - (tl.sum(upper, axis=0) - at_most)
     left_most = total - (tl.sum(lower, axis=0) - at_least)
     at_least = tl.where(by_count, at_least, tl.maximum(at_least, left_least))
     at_most = tl.where(by_count, at_most, tl.minimum(at_most, left_most))
-    enough = at_least.to(tl.float64) >= goal
-    maybe = at_most.to(tl.float64) >= goal
-    last = tl.min(tl.where(enough, number, _BINS - 1), axis=0)
-    first = tl.min(tl.where(maybe, number, _BINS - 1), axis=0)
-    within = tl.sum(tl.where(number <= last, counts, 0), axis=0)
-    narrows = (within > LISTED) & (last <= _LAST_WHOLE_BIN)
-    return least_of_bin(last), least_of_bin(first - 1), narrows, goal
+    last = tl.min(tl.where(at_least.to(tl.float64) >= goal, number, _BINS - 1), axis=0)
+    first = tl.min(tl.where(at_most.to(tl.float64) >= goal, number, _BINS - 1), axis=0)
+    low, high = edge_of_bin(last), edge_of_bin(first - 1)
+    narrows = tl.sum(tl.where(number <= last, counts, 0), axis=0) > LISTED
+    shift = last * 0
+    beyond = tl.zeros([], tl.float64) + float("inf")
+    if narrows:
+        beyond = high.to(tl.float32, bitcast=True).to(tl.float64)
+        while (high - low - 1) >> shift >= PARTS:
+            shift += 1
+        tl.store(masses + row * PARTS + tl.arange(0, PARTS), tl.zeros([PARTS], tl.int64))
+    tl.store(ranges + _LEAST * rows + row, low.to(tl.float32, bitcast=True).to(tl.float64))
+    tl.store(ranges + _BEYOND * rows + row, beyond)
+    tl.store(ranges + _GOAL * rows + row, tl.where(narrows, goal, 0.0))
+    tl.store(ranges + _SHIFT * rows + row, shift.to(tl.float64))
+    tl.store(ranges + _LARGEST * rows + row, row_max(maxima, row, splits, SPLITS).to(tl.float64))
+    tl.store(base + row, total * 0)
+    tl.store(found + row, 0)
+    tl.store(found + rows + row, 0)
 
 
 @triton.jit
-def _threshold(low, high, number, THRESHOLDS: tl.constexpr):
-    """The thresholds between low (number 0) and high (number THRESHOLDS)."""
-    return low + (high - low) * number // THRESHOLDS
-
-
-@triton.jit
-def weigh_thresholds(
-    logits, row_options, maxima, sums, bins, masses, vocabulary, stride,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, THRESHOLDS: tl.constexpr, STEP: tl.constexpr,
-    CHAINED: tl.constexpr,
+def narrow_range(
+    logits, row_options, ranges, base, found, masses, vocabulary, stride,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """What reaches each threshold, of rows with too many candidates for the list. Grid: (splits, R).
+    """Narrow the range of rows with too many candidates for the list to one of its parts. Grid: (splits, R).
+
+    The last program of a row finds it.
 
     Args:
         logits: float32 [R, stride].
         row_options: See `sampling_options`.
-        maxima, sums, bins: As `count_weights` left them.
-        masses: Added to: int64 [R, THRESHOLDS]: with a top-k how many tokens, else their weights.
+        ranges: float64 [5, R]; its first two rows are changed.
+        base: Added to: int64 [R]: with a top-p alone, the weights of what is beyond the range.
+        found: Added to: int32 [2, R], the second row: how many programs are done.
+        masses: Added to: int64 [R, PARTS]: of each part, with a top-k how many tokens, else their weights.
     """
-    split, row, splits, rows = begin_split(CHAINED)
-    temperature, least = weighing(row_options, rows, row)
-    k, p, filtered = filters(row_options, rows, row, vocabulary)
-    if (temperature == 0.0) | (filtered == 0):
+    split, row, splits, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
+    _, filtered, scale, least, k, _ = _begin(row_options, vocabulary, row, rows, CHAINED)
+    if filtered == 0:
         return
-    low, high, narrows, _ = _range(bins, sums, row, splits, vocabulary, k, p, SPLITS, LISTED)
-    if narrows == 0:
+    goal = option(ranges, rows, row, _GOAL)
+    low = option(ranges, rows, row, _LEAST).to(tl.float32)
+    high = option(ranges, rows, row, _BEYOND).to(tl.float32)
+    shift = option(ranges, rows, row, _SHIFT).to(tl.int32)
+    largest = option(ranges, rows, row, _LARGEST).to(tl.float32)
+    if goal == 0.0:
         return
-    number = tl.arange(0, THRESHOLDS)
-    thresholds = _threshold(low, high, (number + 1).to(tl.int64), THRESHOLDS)[:, None]
-    largest = row_max(maxima, row, splits, SPLITS)
-    reaching = tl.zeros([THRESHOLDS, STEP], tl.int64)
-    for begin in range(0, BLOCK, STEP):
-        at = split * BLOCK + begin + tl.arange(0, STEP)
-        inside = at < vocabulary
-        values = tl.load(logits + row.to(tl.int64) * stride + at, mask=inside, other=float("-inf"))
-        weights = fixed_point_weights(values, largest, temperature, least)
-        amounts = tl.where(k > 0, (weights > 0).to(tl.int64), weights)
-        reaching += tl.where(weights[None, :] >= thresholds, amounts[None, :], 0)
-    tl.atomic_add(masses + row * THRESHOLDS + number, tl.sum(reaching, axis=1), sem="relaxed")
+    high_bits = high.to(tl.int32, bitcast=True)
+    _, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK, True)
+    weights = uncut_weights(values, largest, scale, least)
+    amounts = tl.where(k > 0, (weights > 0.0).to(tl.int64), weights.to(tl.int64))
+    # Floats above 0 are in the order of their bits.
+    part = (high_bits - 1 - weights.to(tl.int32, bitcast=True)) >> shift
+    within = (weights >= low) & (weights < high)
+    tl.atomic_add(masses + row * PARTS + part, amounts, mask=within, sem="relaxed")
+    tl.atomic_add(base + row, tl.sum(tl.where(weights >= high, amounts, 0), axis=0), sem="relaxed")
+    # All that this program has added comes before what tells the others that it is done.
+    tl.debug_barrier()
+    done = tl.atomic_add(found + rows + row, 1, sem="acq_rel")
+    if done == splits - 1:
+        number = tl.arange(0, PARTS)
+        # Others have added to them in the L2 cache.
+        own = tl.load(masses + row * PARTS + number, cache_modifier=".cg")
+        before = tl.load(base + row, cache_modifier=".cg")
+        reached = before + tl.cumsum(own, axis=0)
+        chosen = tl.min(tl.where(reached.to(tl.float64) >= goal, number, PARTS - 1), axis=0)
+        certain = before + tl.sum(tl.where(number < chosen, own, 0), axis=0)
+        low_bits = tl.maximum(high_bits - ((chosen + 1) << shift), low.to(tl.int32, bitcast=True))
+        high_bits -= chosen << shift
+        beyond = tl.where(k > 0, float("inf"), high_bits.to(tl.float32, bitcast=True))
+        tl.store(ranges + _LEAST * rows + row, low_bits.to(tl.float32, bitcast=True).to(tl.float64))
+        tl.store(ranges + _BEYOND * rows + row, beyond.to(tl.float64))
+        tl.store(base + row, tl.where(k > 0, 0, certain))
 
 
 @triton.jit
 def list_candidates(
-    logits, row_options, maxima, sums, bins, masses, base, found, listed, vocabulary, stride,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, THRESHOLDS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    logits, row_options, maxima, sums, ranges, found, listed, vocabulary, stride,
+    BLOCK: tl.constexpr, LISTED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """List the tokens of rows with filters among which the last that they keep is. Grid: (splits, R).
 
     Args:
         logits: float32 [R, stride].
         row_options: See `sampling_options`.
-        maxima, bins, masses: As above.
-        sums: int64 [2, R, splits]: as above; out: what certainly stays, of each split, and is not listed.
-        base: Out: int64 [R]: its sum.
-        found: Added to: int32 [R]: how many candidates there are.
+        maxima: float32 [R, splits].
+        sums: Out: int64 [2, R, splits], the second half: of each split, what certainly stays and is not listed.
+        ranges: See `RANGES`.
+        found: Added to: int32 [2, R], the first row: how many candidates there are.
         listed: Out: int64 [R, LISTED]: their places, in no order; if there are more, some of them.
     """
-    split, row, splits, rows = begin_split(CHAINED)
-    temperature, least = weighing(row_options, rows, row)
-    k, p, filtered = filters(row_options, rows, row, vocabulary)
-    if (temperature == 0.0) | (filtered == 0):
+    split, row, splits, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
+    _, filtered, scale, least, _, _ = _begin(row_options, vocabulary, row, rows, CHAINED)
+    if filtered == 0:
         return
-    at, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK)
-    weights = fixed_point_weights(values, row_max(maxima, row, splits, SPLITS), temperature, least)
-    low, high, narrows, goal = _range(bins, sums, row, splits, vocabulary, k, p, SPLITS, LISTED)
-    floor, ceiling, certain, above = low, low * 0 + (1 << 33), low * 0, low * 0
-    if narrows:
-        number = tl.arange(0, THRESHOLDS)
-        reaching = tl.load(masses + row * THRESHOLDS + number)
-        enough = tl.sum((reaching.to(tl.float64) >= goal).to(tl.int32), axis=0)
-        floor = _threshold(low, high, enough.to(tl.int64), THRESHOLDS)
-        if k == 0:
-            ceiling = _threshold(low, high, (enough + 1).to(tl.int64), THRESHOLDS)
-            certain = tl.sum(tl.where(number == enough, reaching, 0), axis=0)
-            above = tl.sum(tl.where(weights >= ceiling, weights, 0), axis=0)
-    if split == 0:
-        tl.store(base + row, certain)
-    tl.store(sums + (rows + row) * splits + split, above)
-    chosen = (weights >= floor) & (weights < ceiling)
-    count = tl.sum(chosen.to(tl.int32), axis=0)
-    if count > 0:
-        to = tl.atomic_add(found + row, count, sem="relaxed") + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
-        tl.store(listed + row.to(tl.int64) * LISTED + to, places_of(values, at), mask=chosen & (to < LISTED))
+    low = option(ranges, rows, row, _LEAST).to(tl.float32)
+    high = option(ranges, rows, row, _BEYOND).to(tl.float32)
+    largest = option(ranges, rows, row, _LARGEST).to(tl.float32)
+    most = uncut_weights(tl.load(maxima + row * splits + split), largest, scale, 0.0)
+    to = sums + (rows + row) * splits + split
+    # A device's powers of two are off by 2^-22 at most, and need not grow with every logit.
+    if most * 1.000001 < low:
+        tl.store(to, tl.zeros([], tl.int64))
+        return
+    at, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK, True)
+    weights = uncut_weights(values, largest, scale, least)
+    above = tl.zeros([], tl.int64)
+    if high < float("inf"):
+        above = tl.sum(tl.where(weights >= high, weights, 0.0).to(tl.int64), axis=0)
+    tl.store(to, above)
+    chosen = (weights >= low) & (weights < high)
+    entry = tl.atomic_add(found + row + tl.zeros([BLOCK], tl.int32), 1, mask=chosen, sem="relaxed")
+    tl.store(
+        listed + row.to(tl.int64) * LISTED + entry, places_of(values, at), mask=chosen & (entry < LISTED)
+    )

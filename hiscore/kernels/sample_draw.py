@@ -1,7 +1,7 @@
 """Draw a token from each row and feed it to its sequence; `decoding.worker.sampler.sample` is the same in PyTorch.
 
-One program of a row sorts what `hiscore.kernels.sample_candidates` has listed: what filters keep are the tokens
-from some place on. A list that was too short is not read: then the place is searched for among all tokens.
+One program of a row puts what `hiscore.kernels.sample_candidates` has listed in order: what filters keep are the
+tokens from some place on. A list that was too short is not read: then the place is searched for among all tokens.
 """
 
 import triton
@@ -17,7 +17,7 @@ from hiscore.kernels.fixed_point import (
     row_max,
 )
 from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
-from hiscore.kernels.sampling_options import COUNTED, FED, MIN_P, TEMPERATURE, UNIFORM, filters, option
+from hiscore.kernels.sampling_options import COUNTED, FED, UNIFORM, filters, option, weighing
 
 _COUNTERS = tl.constexpr(4)
 
@@ -26,7 +26,7 @@ _COUNTERS = tl.constexpr(4)
 def _last_place(
     row_logits,
     largest,
-    temperature,
+    scale,
     least,
     goal,
     vocabulary,
@@ -46,7 +46,7 @@ def _last_place(
             places = places_of(values, at)
             amounts = (at < vocabulary).to(tl.int64)
             if not BY_COUNT:
-                amounts = fixed_point_weights(values, largest, temperature, least)
+                amounts = fixed_point_weights(values, largest, scale, least)
             one += tl.where(places >= low + step, amounts, 0)
             two += tl.where(places >= low + 2 * step, amounts, 0)
             three += tl.where(places >= low + 3 * step, amounts, 0)
@@ -59,12 +59,12 @@ def _last_place(
 
 
 @triton.jit
-def _sum_from(row_logits, largest, temperature, least, place, kept, vocabulary, splits, BLOCK: tl.constexpr):
+def _sum_from(row_logits, largest, scale, least, place, kept, vocabulary, splits, BLOCK: tl.constexpr):
     """The weights of the tokens from a place on, of each split into kept [splits]; returns their sum."""
     total = tl.zeros([], tl.int64)
     for split in range(0, splits):
         at, values = load_split(row_logits, split, vocabulary, BLOCK)
-        weights = fixed_point_weights(values, largest, temperature, least)
+        weights = fixed_point_weights(values, largest, scale, least)
         own = tl.sum(tl.where(places_of(values, at) >= place, weights, 0), axis=0)
         tl.store(kept + split, own)
         total += own
@@ -72,16 +72,46 @@ def _sum_from(row_logits, largest, temperature, least, place, kept, vocabulary, 
 
 
 @triton.jit
-def _last_listed(
-    row_listed, largest, temperature, least, k, p, total, certain, count, kept,
+def _of_few(
+    row_listed, largest, scale, least, k, p, uniform, total, certain, count, kept,
     BLOCK: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
-    """`_filtered` for a row whose candidates are all listed, the first LENGTH of the list at most."""
+    """`_filtered` for a row whose candidates are all listed, LENGTH at most: each is compared with each."""
+    entry = tl.arange(0, LENGTH)
+    places = tl.load(row_listed + entry, mask=entry < count, other=0)
+    before = places[:, None] > places[None, :]
+    weights = tl.where(entry < count, fixed_point_weights(logits_at(places), largest, scale, least), 0)
+    left = total
+    if k > 0:
+        weights = tl.where(tl.sum(before.to(tl.int32), axis=0) < k, weights, 0)
+        left = tl.sum(weights, axis=0)
+    if p < 1.0:
+        sums = certain + tl.sum(tl.where(before, weights[:, None], 0), axis=0)
+        weights = tl.where(sums.to(tl.float64) < p * left.to(tl.float64), weights, 0)
+    last = tl.min(tl.where(weights > 0, places, BEYOND_PLACES), axis=0)
+    token = tl.full([], -1, tl.int32)
+    ids = ids_at(places)
+    if certain == 0:
+        until = tl.sum(tl.where(ids[:, None] <= ids[None, :], weights[:, None], 0), axis=0)
+        aim = (uniform * tl.sum(weights, axis=0).to(tl.float64)).to(tl.int64)
+        greatest = tl.max(tl.where(weights > 0, ids, 0), axis=0)
+        token = tl.min(tl.where((weights > 0) & (until > aim), ids, greatest), axis=0)
+    else:
+        tl.atomic_add(kept + ids // BLOCK, weights, mask=weights > 0, sem="relaxed")
+    return last, token
+
+
+@triton.jit
+def _of_many(
+    row_listed, largest, scale, least, k, p, total, certain, count, kept,
+    BLOCK: tl.constexpr, LENGTH: tl.constexpr,
+):  # fmt: skip
+    """The last place of `_filtered` for a row whose candidates are all listed, LENGTH at most: they are sorted."""
     entry = tl.arange(0, LENGTH)
     places = tl.load(row_listed + entry, mask=entry < count, other=0)
     places = tl.sort(places, descending=True)
     there = entry < tl.where(k > 0, tl.minimum(k, count), count)
-    weights = tl.where(there, fixed_point_weights(logits_at(places), largest, temperature, least), 0)
+    weights = tl.where(there, fixed_point_weights(logits_at(places), largest, scale, least), 0)
     left = tl.where(k > 0, tl.sum(weights, axis=0), total)
     before = certain + tl.cumsum(weights, axis=0) - weights
     there = there & (before.to(tl.float64) < tl.where(p < 1.0, p * left.to(tl.float64), float("inf")))
@@ -91,39 +121,43 @@ def _last_listed(
 
 @triton.jit
 def _filtered(
-    row_logits, largest, temperature, least, k, p, total, certain, count, row_listed, kept, vocabulary, splits,
-    BLOCK: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr,
+    row_logits, largest, scale, least, k, p, uniform, total, certain, count, row_listed, kept, vocabulary, splits,
+    BLOCK: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
-    """The last place that filters keep; the weights of what they keep go into kept, int64 [splits]."""
+    """What filters keep of a row.
+
+    Returns:
+        The last place that they keep, and the token drawn, or -1: then the weights of what they keep have been
+        added to kept, int64 [splits].
+    """
     last = tl.zeros([], tl.int64)
+    token = tl.full([], -1, tl.int32)
     if count > LISTED:
         left = total
         if k > 0:
-            last = _last_place(row_logits, largest, temperature, least, k, vocabulary, splits, True, BLOCK)
-            left = _sum_from(row_logits, largest, temperature, least, last, kept, vocabulary, splits, BLOCK)
+            last = _last_place(row_logits, largest, scale, least, k, vocabulary, splits, True, BLOCK)
+            left = _sum_from(row_logits, largest, scale, least, last, kept, vocabulary, splits, BLOCK)
         if p < 1.0:
             goal = p * left.to(tl.float64)
-            last = _last_place(
-                row_logits, largest, temperature, least, goal, vocabulary, splits, False, BLOCK
-            )
-            _sum_from(row_logits, largest, temperature, least, last, kept, vocabulary, splits, BLOCK)
+            last = _last_place(row_logits, largest, scale, least, goal, vocabulary, splits, False, BLOCK)
+            _sum_from(row_logits, largest, scale, least, last, kept, vocabulary, splits, BLOCK)
+    elif count > MIDDLE:
+        last = _of_many(row_listed, largest, scale, least, k, p, total, certain, count, kept, BLOCK, LISTED)
     elif count > SHORT:
-        last = _last_listed(
-            row_listed, largest, temperature, least, k, p, total, certain, count, kept, BLOCK, LISTED
-        )
+        last = _of_many(row_listed, largest, scale, least, k, p, total, certain, count, kept, BLOCK, MIDDLE)
     else:
-        last = _last_listed(
-            row_listed, largest, temperature, least, k, p, total, certain, count, kept, BLOCK, SHORT
+        last, token = _of_few(
+            row_listed, largest, scale, least, k, p, uniform, total, certain, count, kept, BLOCK, SHORT
         )
-    return last
+    return last, token
 
 
 @triton.jit
 def draw_tokens(
     logits, row_options, maxima, best, sums, base, found, listed, out, input_ids, table, hits, misses, mass,
     vocabulary, stride, splits,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr, FEEDS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr, MIDDLE: tl.constexpr,
+    FEEDS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Draw; under FEEDS also do what `step_runner.feed` does, and count tokens. Grid: (R,).
 
@@ -137,42 +171,44 @@ def draw_tokens(
         hits, misses: int64 [1].
         mass: int64 [2], bits of float64.
     """
-    launch_dependents(CHAINED)
-    wait_for_predecessors(CHAINED)
     row, rows = tl.program_id(0), tl.num_programs(0)
+    launch_dependents(CHAINED)
+    temperature, scale, least = weighing(row_options, rows, row)
+    k, p, filtered = filters(row_options, rows, row, vocabulary)
+    uniform = option(row_options, rows, row, UNIFORM)
+    wait_for_predecessors(CHAINED)
     each = tl.arange(0, SPLITS)
     row_logits = logits + row.to(tl.int64) * stride
     largest = row_max(maxima, row, splits, SPLITS)
-    temperature = option(row_options, rows, row, TEMPERATURE).to(tl.float32)
     if temperature == 0.0:
         own = tl.load(maxima + row * splits + each, mask=each < splits, other=float("-inf"))
         ids = tl.load(best + row * splits + each, mask=each < splits, other=vocabulary - 1)
         token = tl.min(tl.where(own == largest, ids, vocabulary - 1), axis=0)
     else:
-        least = option(row_options, rows, row, MIN_P).to(tl.float32)
-        k, p, filtered = filters(row_options, rows, row, vocabulary)
+        token = tl.full([], -1, tl.int32)
         held = sums + row * splits
         last = tl.zeros([], tl.int64)
         if filtered:
             total = tl.sum(tl.load(held + each, mask=each < splits, other=0), axis=0)
             held += rows * splits
-            last = _filtered(
-                row_logits, largest, temperature, least, k, p, total, tl.load(base + row), tl.load(found + row),
-                listed + row.to(tl.int64) * LISTED, held, vocabulary, splits, BLOCK, LISTED, SHORT,
+            last, token = _filtered(
+                row_logits, largest, scale, least, k, p, uniform, total, tl.load(base + row), tl.load(found + row),
+                listed + row.to(tl.int64) * LISTED, held, vocabulary, splits, BLOCK, LISTED, SHORT, MIDDLE,
             )  # fmt: skip
             tl.debug_barrier()
-        # What this program has added is in the L2 cache.
-        of_split = tl.load(held + each, mask=each < splits, other=0, cache_modifier=".cg")
-        until = tl.cumsum(of_split, axis=0)
-        aim = (option(row_options, rows, row, UNIFORM) * tl.sum(of_split, axis=0).to(tl.float64)).to(tl.int64)
-        split = tl.minimum(tl.sum(((until <= aim) & (each < splits)).to(tl.int32), axis=0), splits - 1)
-        aim -= tl.sum(tl.where(each < split, of_split, 0), axis=0)
-        at, values = load_split(row_logits, split, vocabulary, BLOCK)
-        weights = fixed_point_weights(values, largest, temperature, least)
-        weights = tl.where(places_of(values, at) >= last, weights, 0)
-        # The first that passes the aim; should a rounded exp have misplaced one, then the last that is kept.
-        passing = tl.min(tl.where(tl.cumsum(weights, axis=0) > aim, at, vocabulary), axis=0)
-        token = tl.minimum(passing, tl.max(tl.where(weights > 0, at, 0), axis=0))
+        if token < 0:
+            # What this program has added is in the L2 cache.
+            of_split = tl.load(held + each, mask=each < splits, other=0, cache_modifier=".cg")
+            until = tl.cumsum(of_split, axis=0)
+            aim = (uniform * tl.sum(of_split, axis=0).to(tl.float64)).to(tl.int64)
+            split = tl.minimum(tl.sum(((until <= aim) & (each < splits)).to(tl.int32), axis=0), splits - 1)
+            aim -= tl.sum(tl.where(each < split, of_split, 0), axis=0)
+            at, values = load_split(row_logits, split, vocabulary, BLOCK)
+            weights = fixed_point_weights(values, largest, scale, least)
+            weights = tl.where(places_of(values, at) >= last, weights, 0)
+            # The first that passes the aim; should a rounded exp have misplaced one, then the last that is kept.
+            passing = tl.min(tl.where(tl.cumsum(weights, axis=0) > aim, at, vocabulary), axis=0)
+            token = tl.minimum(passing, tl.max(tl.where(weights > 0, at, 0), axis=0))
     if FEEDS:
         tl.store(out + _COUNTERS + row, tl.where(largest - largest == 0.0, token, -1).to(tl.int64))
         fed = option(row_options, rows, row, FED).to(tl.int64)

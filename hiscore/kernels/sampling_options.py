@@ -6,6 +6,9 @@ import triton.language as tl
 FED, COUNTED, TEMPERATURE, TOP_K, TOP_P, UNIFORM, MIN_P, REPETITION, PRESENCE, FREQUENCY = (
     tl.constexpr(place) for place in range(10)
 )
+UNIT = tl.constexpr(4294967296.0)
+"""The likeliest token's weight, see `fixed_point`."""
+_LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -16,9 +19,18 @@ def option(row_options, rows, row, PLACE: tl.constexpr):
 
 @triton.jit
 def weighing(row_options, rows, row):
-    """What weights depend on beside logits: temperature and min-p, float32."""
-    temperature = option(row_options, rows, row, TEMPERATURE)
-    return temperature.to(tl.float32), option(row_options, rows, row, MIN_P).to(tl.float32)
+    """What weights depend on beside logits, float32.
+
+    Returns:
+        The temperature; the binary logarithm of what a logit greater by 1 multiplies a weight by; the least weight
+        that is not dropped.
+    """
+    temperature = option(row_options, rows, row, TEMPERATURE).to(tl.float32)
+    scale = tl.div_rn(
+        tl.zeros([], tl.float32) + _LOG2_E, tl.maximum(temperature, 1.17549435e-38).to(tl.float32)
+    )
+    least = tl.ceil(option(row_options, rows, row, MIN_P).to(tl.float32) * UNIT)
+    return temperature, scale, tl.maximum(least, 1.0)
 
 
 @triton.jit

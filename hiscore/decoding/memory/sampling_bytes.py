@@ -7,7 +7,7 @@ CPU_COPIES = 16
 what each thread sorts; log-probabilities."""
 PENALTY_COPIES = 6
 """Copies of the rows that penalties change at once."""
-CANDIDATE_BYTES = 2**14
+CANDIDATE_BYTES = 5 * 2**12
 """What the sampling kernels write for a row of up to 2**18 tokens."""
 
 

@@ -18,9 +18,10 @@ BLOCK, HALF_BLOCK_MAX_ROWS = 2_048, 8
 """Tokens of a split; of up to so many rows half as many, so that these use the whole device."""
 LISTED = 1_024
 """Candidates that are sorted; rows with more are searched by one program each."""
-SHORT = 128
-"""So many are sorted faster, and most rows with top-k or top-p have no more."""
-THRESHOLDS, STEP = 32, 128
+SHORT, MIDDLE = 128, 256
+"""So many are compared with each other, or sorted faster; few rows with top-k or top-p have more."""
+PARTS = 512
+"""Of the range in which the last token that filters keep may lie, where the list is too short for it."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,12 @@ def draw(
     block = block or (BLOCK // 2 if rows <= HALF_BLOCK_MAX_ROWS else BLOCK)
     splits = triton.cdiv(vocabulary, block)
     maxima = logits.new_empty((rows, splits))
-    best, found = (logits.new_empty(size, dtype=torch.int32) for size in ((rows, splits), rows))
-    bins = logits.new_empty((rows, candidates.BINS), dtype=torch.int32)
+    shapes = ((rows, splits), (rows, candidates.BINS), (2, rows))
+    best, bins, found = (logits.new_empty(shape, dtype=torch.int32) for shape in shapes)
+    ranges = logits.new_empty((candidates.RANGES, rows), dtype=torch.float64)
     long = torch.int64
     sums = logits.new_empty((2, rows, splits), dtype=long)
-    masses, base = (logits.new_empty(size, dtype=long) for size in ((rows, THRESHOLDS), rows))
+    masses, base = (logits.new_empty(size, dtype=long) for size in ((rows, PARTS), rows))
     places = logits.new_empty((rows, listed), dtype=long)
     out = feeding.readback if feeding else logits.new_empty(rows, dtype=long)
     table = feeding.counts if feeding else best
@@ -78,25 +80,29 @@ def draw(
     sizes = (vocabulary, logits.stride(0))
     chained = triton_ops.supports_pdl()
     launch = pdl_launch_kwargs(chained) | {"BLOCK": block}
-    by_split = launch | {"SPLITS": triton.next_power_of_2(splits)}
-    lists = by_split | {"LISTED": listed}
+    spread = triton.next_power_of_2(splits)
     # The first waits for whatever is before it, which may be no kernel.
     penalise_and_find_maxima[(splits, rows)](
-        logits, options, table, maxima, best, bins, found, masses, *sizes,
-        BLOCK=block, BINS=candidates.BINS, THRESHOLDS=THRESHOLDS, CHAINED=chained, enable_fp_fusion=False,
+        logits, options, table, maxima, best, bins, *sizes,
+        BLOCK=block, BINS=candidates.BINS, CHAINED=chained, enable_fp_fusion=False,
     )  # fmt: skip
-    candidates.count_weights[(splits, rows)](logits, options, maxima, sums, bins, *sizes, **by_split)
-    candidates.weigh_thresholds[(splits, rows)](
-        logits, options, maxima, sums, bins, masses, *sizes,
-        THRESHOLDS=THRESHOLDS, STEP=min(STEP, block), **lists,
+    candidates.count_weights[(splits, rows)](
+        logits, options, maxima, sums, bins, *sizes, SPLITS=spread, **launch
+    )
+    candidates.find_range[(rows,)](
+        options, maxima, sums, bins, ranges, base, found, masses, vocabulary, splits,
+        SPLITS=spread, LISTED=listed, PARTS=PARTS, **pdl_launch_kwargs(chained),
     )  # fmt: skip
+    candidates.narrow_range[(splits, rows)](
+        logits, options, ranges, base, found, masses, *sizes, PARTS=PARTS, **launch
+    )
     candidates.list_candidates[(splits, rows)](
-        logits, options, maxima, sums, bins, masses, base, found, places, *sizes,
-        THRESHOLDS=THRESHOLDS, **lists,
-    )  # fmt: skip
+        logits, options, maxima, sums, ranges, found, places, *sizes, LISTED=listed, **launch
+    )
     draw_tokens[(rows,)](
         logits, options, maxima, best, sums, base, found, places, out, input_ids, table, *counters, *sizes, splits,
-        SHORT=min(SHORT, listed), FEEDS=feeding is not None, num_warps=8, **lists,
+        SPLITS=spread, LISTED=listed, SHORT=min(SHORT, listed), MIDDLE=min(MIDDLE, listed),
+        FEEDS=feeding is not None, num_warps=8, **launch,
     )  # fmt: skip
     return out
 

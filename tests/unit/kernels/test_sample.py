@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 from hiscore.decoding.worker import triton_sampler
 from hiscore.decoding.worker.sampler import sample
 from hiscore.decoding.worker.triton_sampler import sample_rows
+from hiscore.kernels.sample_candidates import list_candidates
 from hiscore.kernels.sample_draw import draw_tokens
 from tests.support.decode_kernels import DEVICE
 
@@ -117,7 +118,7 @@ class Found:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*arguments: Any, **keywords: Any) -> None:
             base, found = arguments[5:7]
-            self.counts += found.tolist()
+            self.counts += found[0].tolist()
             self.certain += base.tolist()
             draw_tokens[grid](*arguments, **keywords)
 
@@ -143,3 +144,51 @@ def test_candidates_beyond_the_list_are_narrowed_down_or_searched(
     kept = torch.tensor(found.counts) <= listed
     assert bool((torch.tensor(found.certain)[kept] > 0).any()) == narrows
     assert bool((~kept).any()) == searches
+
+
+def test_lists_of_any_length_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short ones are compared, others sorted; what is certain beside a list is drawn by splits."""
+    cases = [(0, 0.5), (0, 0.99), (5, 0.9), (60, 1.0), (40, 0.3), (0, 0.9)]
+    top_k, top_p = (torch.tensor(values) for values in zip(*cases, strict=True))
+    given, uniforms = [torch.ones(6), top_k.int(), top_p, torch.zeros(6)], draws(6)
+    logits = torch.randn(6, 400, generator=torch.Generator().manual_seed(2)) * 2
+    expected = by_torch(logits, given, uniforms).tolist()
+    ways = set()
+    for short, middle, listed in ((16, 64, 128), (64, 64, 64), (2, 8, 16)):
+        found = Found()
+        monkeypatch.setattr(triton_sampler, "draw_tokens", found)
+        monkeypatch.setattr(triton_sampler, "SHORT", short)
+        monkeypatch.setattr(triton_sampler, "MIDDLE", middle)
+        assert by_kernel(logits, given, uniforms, 128, listed).tolist() == expected
+        for count, certain in zip(found.counts, found.certain, strict=True):
+            ways.add((int(count > short) + int(count > middle) + int(count > listed), certain > 0))
+    # The control: each way was gone.
+    assert ways >= {(0, False), (0, True), (1, False), (2, False), (3, False)}
+
+
+def test_the_last_that_is_kept_may_be_of_the_least_weight() -> None:
+    """A mass of 512 of 2^32 is cut off, of tokens that weigh 1 to 5; a list of 16 holds few of them."""
+    logits = torch.rand(4, 400, generator=torch.Generator().manual_seed(4)) * 2 - 1.5
+    logits[:, 0] = 21
+    uniforms = 1 - torch.tensor([10, 100, 200, 300], dtype=torch.float64) / 2**32
+    given = [torch.ones(4), torch.zeros(4).int(), torch.full((4,), 1 - 2**-23), torch.zeros(4)]
+    drawn = by_kernel(logits, given, uniforms, 128, 16).tolist()
+    assert drawn == by_torch(logits, given, uniforms).tolist()
+    assert len(set(drawn)) > 2, "the control: they are drawn from those that weigh little"
+
+
+@pytest.mark.parametrize("greatest", [1.0, -math.inf])
+def test_a_split_of_small_logits_is_not_read(greatest: float) -> None:
+    """By its greatest: with one that is too small even those that would be candidates are not found."""
+    logits = torch.zeros(1, 16, device=DEVICE)
+    logits[0, [2, 9, 11]] = 1.0
+    row_options = torch.zeros(10, 1, dtype=torch.float64)
+    row_options[2], row_options[3], row_options[4] = 1, 3, 1
+    ranges = torch.tensor([[2.0**31], [math.inf], [0], [0], [1.0]], dtype=torch.float64)
+    found = torch.zeros(2, 1, dtype=torch.int32, device=DEVICE)
+    sums, listed = (torch.zeros(shape, dtype=torch.int64, device=DEVICE) for shape in ((2, 1, 2), (1, 8)))
+    list_candidates[(2, 1)](
+        logits, row_options.to(DEVICE), torch.tensor([[1.0, greatest]], device=DEVICE), sums, ranges.to(DEVICE),
+        found, listed, 16, 16, BLOCK=8, LISTED=8, CHAINED=False,
+    )  # fmt: skip
+    assert int(found[0]) == (3 if greatest == 1.0 else 1)

@@ -79,7 +79,7 @@ def test_kernels_that_draw_take_what_is_planned(
 
     for kernel in ("penalise_and_find_maxima", "draw_tokens"):
         monkeypatch.setattr(triton_sampler, kernel, Unlaunched())
-    for kernel in ("count_weights", "weigh_thresholds", "list_candidates"):
+    for kernel in ("count_weights", "find_range", "narrow_range", "list_candidates"):
         monkeypatch.setattr(triton_sampler.candidates, kernel, Unlaunched())
     logits, row_options = torch.empty(rows, vocabulary), torch.zeros(10, rows, dtype=torch.float64)
     taken = peak_bytes(lambda: triton_sampler.draw(logits, row_options))
