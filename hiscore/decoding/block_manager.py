@@ -36,8 +36,9 @@ class BlockManager:
 
     def __init__(self, cache_config: CacheConfig) -> None:
         self.seq_indices = BlockPool(cache_config.max_sequences)
-        self.device = DevicePool(cache_config.device_pages, cache_config.block_pages)
-        self.host = HostPool(cache_config.host_pages // cache_config.block_pages, self.device.evict)
+        blocks = cache_config.host_pages // cache_config.block_pages
+        self.device = DevicePool(cache_config.device_pages, cache_config.block_pages, blocks)
+        self.host = HostPool(blocks, self.device.evict)
         self.staging = BlockPool(cache_config.staging_pages)
         self.windows = Windows(cache_config)
         self._prompts = PromptPages(self.device, self.staging, cache_config)

@@ -52,7 +52,9 @@ class BlockPool:
         Raises:
             ValueError: One of them is free already, or named twice; none is freed.
         """
-        if len(np.unique(blocks)) != len(blocks) or not self._allocated[blocks].all():
+        if not len(blocks):
+            return
+        if len(set(blocks.tolist())) != len(blocks) or not self._allocated[blocks].all():
             raise ValueError("double free: a block is free already or named twice")
         self._allocated[blocks] = False
         self._stack[self._num_free : self._num_free + len(blocks)] = blocks[::-1]

@@ -21,12 +21,14 @@ class DevicePool(BlockPool):
     Args:
         size: Number of pages.
         block_pages: Pages of a block.
+        blocks: Number of blocks on the host.
     """
 
-    def __init__(self, size: int, block_pages: int) -> None:
+    def __init__(self, size: int, block_pages: int, blocks: int) -> None:
         super().__init__(size)
         self._block_pages = block_pages
-        self._cached: OrderedDict[int, Int32] = OrderedDict()  # by block, the least recently used first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # blocks, the least recently used first
+        self._pages = np.full((blocks, block_pages), -1, np.int32)  # what is cached under them; -1: nothing
 
     @property
     def num_free(self) -> int:
@@ -43,7 +45,8 @@ class DevicePool(BlockPool):
             raise PoolExhausted
         evicted = -(-(count - super().num_free) // self._block_pages)
         if evicted > 0:
-            self._give_up([self._cached.popitem(last=False)[1] for _ in range(evicted)])
+            blocks = [self._cached.popitem(last=False)[0] for _ in range(evicted)]
+            self._give_up(np.array(blocks, np.int32))
         return super().allocate(count)
 
     def cache(self, blocks: Int32, can_be_found: NDArray[np.bool_], pages: Int32) -> Int32:
@@ -57,14 +60,16 @@ class DevicePool(BlockPool):
         Returns:
             Those that are still held: int32.
         """
-        held = np.ones(len(pages), bool)
-        for number in reversed(np.flatnonzero(can_be_found).tolist()):
-            of_block = slice(number * self._block_pages, (number + 1) * self._block_pages)
-            if (block := int(blocks[number])) not in self._cached:
-                self._cached[block] = pages[of_block]
-                held[of_block] = False
-        self._allocated[pages[~held]] = False
-        left: Int32 = pages[held]
+        if not can_be_found.any():
+            return pages
+        whole = len(pages) // self._block_pages
+        can_stay = can_be_found[:whole] & (self._pages[blocks[:whole], 0] < 0)
+        numbers = np.flatnonzero(can_stay)[::-1]
+        staying = pages[: whole * self._block_pages].reshape(whole, self._block_pages)[numbers]
+        self._pages[blocks[numbers]] = staying
+        self._cached.update(dict.fromkeys(blocks[numbers].tolist()))
+        self._allocated[staying] = False
+        left: Int32 = pages[self._allocated[pages]]
         return left
 
     def take(self, blocks: Int32) -> Int32:
@@ -73,18 +78,25 @@ class DevicePool(BlockPool):
         Returns:
             int32 [n, pages of a block]: the pages of each block, -1 where nothing is cached.
         """
-        pages = np.full((len(blocks), self._block_pages), -1, np.int32)
-        for number, block in enumerate(blocks.tolist()):
-            pages[number] = self._cached.pop(block, -1)
+        pages: Int32 = self._pages[blocks]
+        self._forget(blocks)
         self._allocated[pages[pages >= 0]] = True
+        self._pages[blocks] = -1
         return pages
 
-    def evict(self, block: int) -> None:
-        """Free what is cached under a block of the host, if anything is."""
-        if block in self._cached:
-            self._give_up([self._cached.pop(block)])
+    def evict(self, blocks: Int32) -> None:
+        """Free what is cached under blocks of the host, int32 [n], as far as anything is."""
+        self._give_up(self._forget(blocks))
 
-    def _give_up(self, cached: list[Int32]) -> None:
-        pages = np.concatenate(cached)
+    def _forget(self, blocks: Int32) -> Int32:
+        """The blocks under which something is cached, which count as such no more."""
+        cached: Int32 = blocks[self._pages[blocks, 0] >= 0]
+        for block in cached.tolist():
+            del self._cached[block]
+        return cached
+
+    def _give_up(self, blocks: Int32) -> None:
+        pages = self._pages[blocks].ravel()
+        self._pages[blocks] = -1
         self._allocated[pages] = True
         self.free(pages)

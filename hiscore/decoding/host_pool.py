@@ -6,7 +6,7 @@ first, a sequence's last before its first. Bookkeeping only: no tensor, no devic
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,16 @@ class HostPool:
 
     Args:
         size: Number of blocks.
-        on_eviction: Called with a block that can be found no more.
+        on_eviction: Called with blocks that can be found no more, int32 [n].
     """
 
-    def __init__(self, size: int, on_eviction: Callable[[int], None] = lambda block: None) -> None:
+    def __init__(self, size: int, on_eviction: Callable[[Int32], None] = lambda blocks: None) -> None:
         self.size, self._on_eviction = size, on_eviction
         self._unused = BlockPool(size)
         self._holders = np.zeros(size, np.int32)
         self._published: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}  # the same, by block
+        self._is_named = np.zeros(size, np.bool_)  # and which blocks these are
         self._cached: OrderedDict[int, None] = OrderedDict()  # held by nobody, least recently used first
 
     @property
@@ -47,8 +48,8 @@ class HostPool:
         """Blocks that nobody holds but that can be found."""
         return len(self._cached)
 
-    def find(self, hashes: Sequence[bytes]) -> Int32:
-        """The blocks published under the first of these hashes, up to one that is not: int32."""
+    def find(self, hashes: Iterable[bytes]) -> Int32:
+        """The blocks published under the first of these hashes, up to one that is not: int32. On any thread."""
         found: list[int] = []
         for each in hashes:
             if (block := self._published.get(each)) is None:
@@ -66,10 +67,12 @@ class HostPool:
 
     def can_be_found(self, blocks: Int32) -> NDArray[np.bool_]:
         """Which of some blocks are published: bool [n]."""
-        return np.array([block in self._hashes for block in blocks.tolist()], bool)
+        return self._is_named[blocks]
 
     def hold(self, blocks: Int32) -> None:
         """Hold blocks that were found."""
+        if not len(blocks):
+            return
         self._holders[blocks] += 1
         for block in blocks.tolist():
             self._cached.pop(block, None)
@@ -85,18 +88,19 @@ class HostPool:
         """
         if count > self.num_free:
             raise PoolExhausted
-        evicted = [self._evict() for _ in range(count - self._unused.num_free)]
-        self._unused.free(np.array(evicted, np.int32))
+        if (lacking := count - self._unused.num_free) > 0:
+            self._unused.free(self._evict(lacking))
         blocks = self._unused.allocate(count)
         self._holders[blocks] = 1
         return blocks
 
     def publish(self, hashes: Sequence[bytes], blocks: Int32) -> None:
         """Let held blocks be found; what is published already under a hash stays so."""
-        for each, block in zip(hashes, blocks.tolist(), strict=True):
-            if each not in self._published and block not in self._hashes:
-                self._published[each] = block
+        for number in np.flatnonzero(~self._is_named[blocks]).tolist():
+            if (each := hashes[number]) not in self._published:
+                self._published[each] = block = int(blocks[number])
                 self._hashes[block] = each
+                self._is_named[block] = True
 
     def release(self, blocks: Int32) -> Int32:
         """Let go of blocks, in the order of their sequence.
@@ -107,22 +111,25 @@ class HostPool:
         Raises:
             ValueError: One of them is held by nobody, or named twice; none is released.
         """
-        if len(np.unique(blocks)) != len(blocks) or not (self._holders[blocks] > 0).all():
+        if not len(blocks):
+            return blocks
+        if len(set(blocks.tolist())) != len(blocks) or not (self._holders[blocks] > 0).all():
             raise ValueError("double free: a block is held by nobody or named twice")
         self._holders[blocks] -= 1
         left = blocks[self._holders[blocks] == 0]
-        lost = np.array([block for block in left.tolist() if block not in self._hashes], np.int32)
-        for block in reversed(left.tolist()):
-            if block in self._hashes:
-                self._cached[block] = None
+        is_named = self._is_named[left]
+        self._cached.update(dict.fromkeys(left[is_named][::-1].tolist()))
+        lost: Int32 = left[~is_named]
         self._unused.free(lost)
         return lost
 
-    def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
-        self._forget(block)
-        return block
+    def _evict(self, count: int) -> Int32:
+        blocks = np.array([self._cached.popitem(last=False)[0] for _ in range(count)], np.int32)
+        self._forget(blocks)
+        return blocks
 
-    def _forget(self, block: int) -> None:
-        del self._published[self._hashes.pop(block)]
-        self._on_eviction(block)
+    def _forget(self, blocks: Int32) -> None:
+        for name in map(self._hashes.pop, blocks.tolist()):
+            del self._published[name]
+        self._is_named[blocks] = False
+        self._on_eviction(blocks)

@@ -38,7 +38,7 @@ class WindowPool(HostPool):
 
     def is_named(self, block: int) -> bool:
         """Whether a block can be found."""
-        return block in self._hashes
+        return bool(self._is_named[block])
 
     def hold(self, blocks: Int32) -> None:
         self._shared += int((self._holders[blocks] > 0).sum())
@@ -92,10 +92,8 @@ class WindowPool(HostPool):
                 longest = end
         return longest
 
-    def _evict(self) -> int:
-        if not self._retired:
-            return super()._evict()
-        block, _ = self._retired.popitem(last=False)
-        if block in self._hashes:
-            self._forget(block)
-        return block
+    def _evict(self, count: int) -> Int32:
+        retired = min(count, len(self._retired))
+        blocks = np.array([self._retired.popitem(last=False)[0] for _ in range(retired)], np.int32)
+        self._forget(blocks[self._is_named[blocks]])
+        return np.concatenate((blocks, super()._evict(count - retired)))

@@ -31,6 +31,8 @@ class Windows:
 
     def add(self, sequence: Sequence, count: int, found: Int32 = NO_PAGES, end: int = 0) -> None:
         """Give a sequence places: for new blocks, and for its blocks before the `end`-th that were found."""
+        if not self._ring:
+            return
         ring = sequence.window
         numbers = np.full(count + len(found), -1, np.int32)
         blocks = np.empty_like(numbers)
@@ -107,6 +109,8 @@ class Windows:
 
     def free(self, sequence: Sequence, left: int) -> None:
         """Free what a sequence does not need with so many of its first blocks."""
+        if not self._ring:
+            return
         ring, pages = sequence.window, left * self._config.block_pages
         self.pool.release(self._blocks_of(ring.pages[pages:]))
         ring.pages, ring.numbers = ring.pages[:pages], ring.numbers[:left]
@@ -127,6 +131,8 @@ class Windows:
 
     def publish(self, sequence: Sequence, names: Names[bytes]) -> None:
         """Let others find a sequence's blocks, as far as there are names: hashes of its first ones."""
+        if not self._ring:
+            return
         ring = sequence.window
         for number, block in zip(ring.numbers.tolist(), self._blocks_of(ring.pages), strict=True):
             if 0 <= number < len(names):

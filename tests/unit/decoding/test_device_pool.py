@@ -17,7 +17,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def test_what_was_cached_is_taken_over_where_it_is() -> None:
-    pool = DevicePool(6, 1)
+    pool = DevicePool(6, 1, blocks=10)
     pages = pool.allocate(3)
     assert pool.cache(ints(7, 8, 9), np.array([True, True, False]), pages).tolist() == [pages[2]]
     pool.free(pages[2:])
@@ -29,7 +29,7 @@ def test_what_was_cached_is_taken_over_where_it_is() -> None:
 
 
 def test_a_cached_page_is_not_freed_by_whom_it_belonged_to() -> None:
-    pool = DevicePool(4, 2)
+    pool = DevicePool(4, 2, blocks=2)
     pages = pool.allocate(4)
     pool.cache(ints(0, 1), ALL, pages)
     with pytest.raises(ValueError, match="double free"):
@@ -37,7 +37,7 @@ def test_a_cached_page_is_not_freed_by_whom_it_belonged_to() -> None:
 
 
 def test_the_least_recently_used_is_evicted_a_sequences_end_before_its_beginning() -> None:
-    pool = DevicePool(5, 1)
+    pool = DevicePool(5, 1, blocks=4)
     first, second = pool.allocate(2), pool.allocate(2)
     pool.cache(ints(0, 1), ALL, first)
     pool.cache(ints(2, 3), ALL, second)
@@ -50,7 +50,7 @@ def test_the_least_recently_used_is_evicted_a_sequences_end_before_its_beginning
 
 def test_what_the_host_evicts_is_evicted() -> None:
     """Its block is another's then: whoever found its pages would have other tokens in dense layers."""
-    pool = DevicePool(4, 1)
+    pool = DevicePool(4, 1, blocks=2)
     host = HostPool(2, pool.evict)
     blocks, pages = host.allocate(2), pool.allocate(2)
     host.publish([b"a", b"b"], blocks)
@@ -65,7 +65,7 @@ def test_what_the_host_evicts_is_evicted() -> None:
 @given(st.integers(1, 3), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=60))
 def test_no_page_has_two_owners_and_all_come_back(block_pages: int, moves: list[tuple[int, int]]) -> None:
     """Sequences of some blocks come, take over what is cached, and end or are preempted; blocks are evicted."""
-    pool, held = DevicePool(6 * block_pages, block_pages), list[tuple[np.ndarray, np.ndarray]]()
+    pool, held = DevicePool(6 * block_pages, block_pages, blocks=6), list[tuple[np.ndarray, np.ndarray]]()
     contents: dict[int, int] = {}  # what is in each page: the block, or nothing of use
     for kind, number in moves:
         if kind == 0:  # those that begin at the same block share the following ones
@@ -85,7 +85,7 @@ def test_no_page_has_two_owners_and_all_come_back(block_pages: int, moves: list[
         elif kind == 2 and held:
             pool.free(held.pop(number % len(held))[1])
         elif kind == 3:
-            pool.evict(number)
+            pool.evict(ints(number))
         owned = np.concatenate([ints(), *(pages for _, pages in held)])
         assert len(np.unique(owned)) == len(owned) == pool.num_used == pool.size - pool.num_free
     for _, pages in held:

@@ -78,3 +78,27 @@ def test_no_block_is_given_to_two(moves: list[tuple[int, int]]) -> None:
     for blocks in held:
         pool.release(blocks)
     assert pool.num_free == 8
+
+
+def test_what_is_evicted_is_told_at_once_the_least_recently_used_first() -> None:
+    told: list[list[int]] = []
+    pool = HostPool(4, lambda blocks: told.append(blocks.tolist()))
+    blocks = pool.allocate(4)
+    pool.publish([A, B, C], blocks[:3])
+    pool.release(blocks)
+    pool.allocate(1)  # what nobody could find is not evicted
+    assert told == []
+    pool.allocate(2)
+    assert told == [blocks[[2, 1]].tolist()]
+    assert pool.find([A, B]).tolist() == blocks[:1].tolist()
+
+
+def test_what_is_published_stays_so() -> None:
+    """Neither another block under its hash nor another hash of its block takes its place."""
+    pool = HostPool(3)
+    blocks = pool.allocate(3)
+    pool.publish([A, B], blocks[:2])
+    pool.publish([A, C, D], blocks[[2, 1, 2]])
+    assert [pool.find([each]).tolist() for each in (A, B, C)] == [[blocks[0]], [blocks[1]], []]
+    assert pool.find([D]).tolist() == [blocks[2]]
+    assert pool.can_be_found(blocks).all()

@@ -198,7 +198,7 @@ def test_conversations_that_share_small_pools_have_the_tokens_that_they_have_alo
 
 def test_pages_of_a_block_that_others_have_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: what the host evicts stays on the device."""
-    monkeypatch.setattr(DevicePool, "evict", lambda pool, block: None)
+    monkeypatch.setattr(DevicePool, "evict", lambda pool, blocks: None)
 
     def converse_often() -> None:
         for seed in range(20):
