@@ -128,7 +128,8 @@ class DecodeEngine:
             launched = launch(self._worker, schedule, self._fail_only)
             self.times.leave_queue(schedule.prefilling)
             self._update_room()
-            # The device is busy with this iteration: time to read the one before.
+            # The device is busy with this iteration: time for what nobody waits for, and to read the one before.
+            self._scheduler.publish_prompts()
             for entry in in_flight:
                 self._collect(entry)
             busy = bool(in_flight or launched)

@@ -11,6 +11,7 @@ over what another has left of it on the device (`hiscore.decoding.device_pool`).
 In layers that keep a window only, a prompt goes on from the last block before whose end the window is still there.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,19 +65,16 @@ class PrefixCache:
     def hash_prompt(self, sequence: Sequence) -> None:
         """Do what takes long in `take`: on any thread, before the sequence is scheduled."""
         if self._config.prefix_cache:
-            self._hashes(sequence)
+            self._host.find(self._names_of_prompt(sequence))
 
     def take(self, sequence: Sequence) -> Found:
-        """Find the beginning of a sequence's prompt, and hold the blocks that it takes.
-
-        At least one token is left to be prefilled: its output is needed.
-        """
+        """Find the beginning of a sequence's prompt, and hold the blocks that it takes."""
         if not self._config.prefix_cache:
             return NOTHING_FOUND
-        most = (len(sequence.call.prompt) - 1) // self._config.block_tokens
-        names = self._hashes(sequence)[:most]
-        blocks = self._host.find(names)
-        end, windows = self._windows.find(names[: len(blocks)])
+        blocks = self._host.find(self._names_of_prompt(sequence))
+        if not len(blocks):
+            return NOTHING_FOUND
+        end, windows = self._windows.find(self._names(sequence, len(blocks)))
         blocks = blocks[:end]
         copied = np.zeros(len(blocks), bool) if self._config.dense else self._host.is_held(blocks)
         found = Found(blocks, copied, windows)
@@ -103,15 +101,32 @@ class PrefixCache:
         known = len(sequence.call.prompt) + sequence.num_output_tokens
         full = int(min(tokens, known, sequence.full_attention_tokens)) // self._config.block_tokens
         if self._config.prefix_cache and full:
-            self._host.publish(self._hashes(sequence)[:full], blocks[:full])
-            self._windows.publish(sequence, self._hashes(sequence)[:full])
+            names = self._names(sequence, full)
+            self._host.publish(names, blocks[:full])
+            self._windows.publish(sequence, names)
 
-    def _hashes(self, sequence: Sequence) -> list[bytes]:
-        params, prompt = sequence.call.params, sequence.call.prompt
+    def _names_of_prompt(self, sequence: Sequence) -> Iterator[bytes]:
+        """Hashes of the blocks that may be found, made as they are asked for: hardly any if nothing is.
+
+        At least one token is left to be prefilled: its output is needed.
+        """
+        most = (len(sequence.call.prompt) - 1) // self._config.block_tokens
+        given = 0
+        while given < most:
+            names = self._names(sequence, min(most, 2 * given or 1))
+            yield from names[given:]
+            given = len(names)
+
+    def _names(self, sequence: Sequence, blocks: int) -> list[bytes]:
+        """Hashes of a sequence's first blocks, which must be full."""
         if sequence.hashes is None:
+            params = sequence.call.params
             salt = f"{params.sparse}:{params.cache_salt}".encode()
             sequence.hashes = PageHashes(self._config.block_tokens, salt)
-            sequence.hashes.extend(prompt)
-        known = sequence.hashes.tokens - len(prompt)
-        sequence.hashes.extend(np.array(sequence.output_ids[known:], np.int32))
-        return sequence.hashes.pages
+        hashes, prompt = sequence.hashes, sequence.call.prompt
+        start, end = hashes.tokens, blocks * self._config.block_tokens
+        if start < end:
+            hashes.extend(prompt[start:end])
+            known = max(0, start - len(prompt))
+            hashes.extend(np.array(sequence.output_ids[known : max(0, end - len(prompt))], np.int32))
+        return hashes.pages[:blocks]

@@ -80,7 +80,8 @@ class Scheduler:
         for sequence in list(self.queues.restoring):
             if is_drained(sequence.seq_index):
                 self._go_on(sequence, schedule)
-        self._publish_prompts()
+        if self.queues.waiting:
+            self.publish_prompts()  # they may begin alike
         self._schedule_step(schedule)
         self._start_waiting(schedule)
         self._schedule_prefill(schedule)
@@ -88,8 +89,11 @@ class Scheduler:
         self._starvation.make_room(schedule, self._steps)
         return schedule
 
-    def _publish_prompts(self) -> None:
-        """Let others find the prompts of those that run, once a token says that they were computed well."""
+    def publish_prompts(self) -> None:
+        """Let others find the prompts of those that run, once a token says that they were computed well.
+
+        Behind a launch, so that none waits for it; before one only if a sequence waits that may find them.
+        """
         for sequence in self.queues.running:
             if not sequence.is_published and sequence.read:
                 self.prefix_cache.publish(

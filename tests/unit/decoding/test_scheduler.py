@@ -47,6 +47,7 @@ class Drive:
         schedule = self._before
         for _ in range(iterations):
             schedule = self.scheduler.schedule(lambda seq_index: seq_index not in self.undrained)
+            self.scheduler.publish_prompts()
             for each in (*self._before.stepped, *self._before.prefilling):
                 each.in_flight -= 1
             for each in (*self._before.stepped, *self._before.completed):
