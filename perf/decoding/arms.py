@@ -92,8 +92,7 @@ def build_worker(
             stack.enter_context(mock.patch.object(TritonCacheOps, "_swap_in", _nothing))
         worker = build.build_worker(
             checkpoint,
-            # It is written for its load.
-            CacheSettings(**{"max_context": config["max_position_embeddings"], **arm.settings}),
+            CacheSettings(**{**defaults(config), **arm.settings}),
             memory,
             where,
             dtype(),
@@ -104,6 +103,14 @@ def build_worker(
     if arm.left_out == "backup":
         setattr(worker._ops, "offload_step", _nothing)  # noqa: B010
     return worker
+
+
+def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of every arm that has no others: its checkpoint is written for its load, and loads are repeated.
+
+    config: The checkpoint's.
+    """
+    return {"max_context": config["max_position_embeddings"], "prefix_cache": False}
 
 
 def _nothing(*_: Any) -> None:

@@ -103,7 +103,9 @@ def main() -> int:
         else:
             checkpoint = resolve(options.model or DEFAULT_MODEL)
         for backup in options.backups:
-            settings = server_settings(model=str(checkpoint), models="decode", backup=backup, api_port=0)
+            settings = server_settings(
+                model=str(checkpoint), models="decode", backup=backup, prefix_cache=False, api_port=0
+            )
             log = options.out / f"server-{backup}.log"
             with tempfile.TemporaryDirectory() as directory, Server(settings, log) as server:
                 results["machine"] = machine_facts(

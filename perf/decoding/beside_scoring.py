@@ -128,6 +128,7 @@ def main() -> int:
             sparse_top_k=64 if rehearsal else 1_024,
             device_buffer_size=128 if rehearsal else 2_048,
             query_cache_bytes=0,
+            prefix_cache=False,
         )
         with Server(settings, options.out / "server-beside.log") as server:
             ready = time.perf_counter() - begin

@@ -139,6 +139,7 @@ def settings_of(checkpoint: Path, device: Device, chosen: Plan, backup: str, sel
         device=device,
         selector=selector,
         backup=backup,
+        prefix_cache=False,
         max_streams=max(*chosen.concurrencies, chosen.at_once),
         host_kv_bytes=chosen.kv_bytes,
         device_kv_bytes=2 * chosen.kv_bytes,
