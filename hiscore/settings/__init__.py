@@ -11,6 +11,7 @@ from hiscore.settings.choices import (
     Device,
     Dtype,
     LogFormat,
+    PrefixCaching,
     Selector,
     WatchdogAction,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Limits",
     "LogFormat",
     "ModelSettings",
+    "PrefixCaching",
     "ScorerSettings",
     "Selector",
     "ServeSettings",

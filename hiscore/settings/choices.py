@@ -14,6 +14,8 @@ IndexerPrefill = Literal["torch", "kernels"]
 PrefillAttention = Literal["auto", "flashinfer", "triton"]
 # Numbers of the indexer's queries and keys.
 IndexerDtype = Literal["auto", "fp8"]
+# Whether `decode` finds what sequences have left; "auto" is for it to say.
+PrefixCaching = Literal["auto"] | bool
 # When new keys and values go to the host.
 BackupProtocol = Literal["ring", "deferred", "blocking"]
 # Where `decode` takes defaults of request parameters from.
@@ -29,6 +31,7 @@ __all__ = [
     "IndexerPrefill",
     "LogFormat",
     "PrefillAttention",
+    "PrefixCaching",
     "Selector",
     "WatchdogAction",
 ]

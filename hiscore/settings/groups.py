@@ -12,6 +12,8 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    TypeAdapter,
+    ValidationError,
     ValidationInfo,
     field_validator,
 )
@@ -24,8 +26,11 @@ from hiscore.settings.choices import (
     IndexerPrefill,
     LogFormat,
     PrefillAttention,
+    PrefixCaching,
     Selector,
 )
+
+BOOLEAN = TypeAdapter(bool)
 
 
 class Settings(BaseModel):
@@ -195,10 +200,13 @@ class CacheSettings(ContextLimit):
         "16 bits and models without windows), `triton` (our own), or `auto`, the first where it can be used "
         "([what it needs](decoding.md#kernels-of-prefill))",
     )
-    prefix_cache: bool = Field(
+    prefix_cache: PrefixCaching = Field(
         default=False,
         description="keep what sequences leave in the host pool until its memory is needed, so that prompts that "
-        "begin alike, as the turns of a conversation, prefill only what is new; off: nothing is kept",
+        "begin alike, as the turns of a conversation, prefill only what is new; `false`: nothing is kept. auto: "
+        "`true`, but `false` if layers of the checkpoint keep a window only, since a window takes "
+        "[more of the device](memory.md#layers-with-a-sliding-window) then. "
+        "[What callers learn](security.md#what-callers-can-learn-about-each-other) of each other's prompts",
     )
     backup: BackupProtocol = Field(
         default="ring",
@@ -219,6 +227,17 @@ class CacheSettings(ContextLimit):
     max_streams: NonNegativeInt = Field(
         default=0, description="sequences that run at once; 0: 64 on a GPU, 32 on a CPU"
     )
+
+    @field_validator("prefix_cache", mode="before")
+    @classmethod
+    def _is_auto_or_boolean(cls, value: object) -> object:
+        # In one message: each of the alternatives would complain by itself.
+        try:
+            if value != "auto":
+                BOOLEAN.validate_python(value)
+        except ValidationError:
+            raise ValueError("must be auto, true or false") from None
+        return value
 
     @field_validator("device_buffer_size")
     @classmethod

@@ -59,17 +59,18 @@ def _default(field: FieldInfo) -> str:
 def _values(field: FieldInfo) -> str:
     """The values that a setting takes: its choices, or a type with its bounds; ``> 0`` is the only open bound."""
     kinds = [kind for kind in _alternatives(field.annotation) if kind is not type(None)]
-    if all(isinstance(kind, str) for kind in kinds):
-        return ", ".join(f"`{kind}`" for kind in kinds)
-    (kind,) = kinds
-    if kind is int:
+    if kinds == [int]:
         return _bounds(field.metadata)
-    return {bool: "`true`, `false`", Path: "path", str: "text"}[kind]
+    named = {bool: "`true`, `false`", Path: "path", str: "text"}
+    return ", ".join(f"`{kind}`" if isinstance(kind, str) else named[kind] for kind in kinds)
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """The members of a Literal or a union, or the type itself."""
-    yield from get_args(annotation) or (annotation,)
+    """The members of a Literal or a union, also one within the other, or the type itself."""
+    if not (members := get_args(annotation)):
+        yield annotation
+    for member in members:
+        yield from _alternatives(member)
 
 
 def _bounds(metadata: list[Any]) -> str:

@@ -17,7 +17,7 @@ from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.device import upload
 from hiscore.parallel.group import Group
-from hiscore.settings import CacheSettings
+from hiscore.settings import CacheSettings, PrefixCaching
 from tests.support import decode_cache, tiny_dsa, tiny_models
 
 CONTEXT = 512
@@ -55,7 +55,7 @@ def build(
     indexer_dtype: str = "auto",
     group: Group | None = None,
     keeps_fp8: bool = False,
-    prefix_cache: bool = False,
+    prefix_cache: PrefixCaching = False,
 ) -> CacheWorker:
     """A worker whose memory is NaN at first and wherever something was released."""
     settings = CacheSettings(

@@ -33,6 +33,7 @@ DECODE: dict[str, Any] = {"checkpoint": "/a", "selector": "quest"}
         ({"device_kv_bytes": -1}, "device_kv_bytes", "greater than or equal to 0"),
         ({"quest_dense_layers": -1}, "quest_dense_layers", "greater than or equal to 0"),
         ({"max_streams": -1}, "max_streams", "greater than or equal to 0"),
+        ({"prefix_cache": "maybe"}, "prefix_cache", "must be auto, true or false"),
     ],
 )
 @pytest.mark.parametrize("settings", [ServeSettings, DecodeSettings])
@@ -68,6 +69,28 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ServeSettings()
     assert (settings.selector, settings.sparse_top_k, settings.backup) == ("exact", 64, "deferred")
     assert settings.health_port is None
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("auto", "auto"),
+        ("true", True),
+        ("on", True),
+        ("1", True),
+        ("false", False),
+        ("off", False),
+        ("0", False),
+    ],
+)
+def test_a_prefix_cache_is_on_or_off_or_for_the_checkpoint_to_say(
+    word: str, value: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PREFIX_CACHE", word)
+    read = ServeSettings().prefix_cache
+    assert read is value or read == value == "auto"
+    directory = written(tmp_path, COMPLETE["decode"] | {"prefix_cache": read})
+    assert from_model_directory(DecodeSettings, directory).prefix_cache == value
 
 
 @pytest.mark.parametrize(("port", "allowed"), [(-1, False), (0, True), (65_535, True), (65_536, False)])
@@ -149,6 +172,7 @@ def test_the_page_names_every_setting_with_default_and_values() -> None:
     assert starts["CANARY_SECONDS"].startswith("| `CANARY_SECONDS` | `30` | 0 or more |")
     assert starts["ALLOW_KNOWN_CVES"].startswith("| `ALLOW_KNOWN_CVES` | `false` | `true`, `false` |")
     assert starts["WATCHDOG"].startswith("| `WATCHDOG` | `restart` | `restart`, `exit` |")
+    assert "| `auto`, `true`, `false` |" in starts["PREFIX_CACHE"]
     assert starts["MODELS"].startswith("| `MODELS` | not set | text |")
     sections = re.findall("^## (.*)$", page(), re.MULTILINE)
     assert sections == list(dict.fromkeys(sections))

@@ -47,6 +47,19 @@ def windowed_layers(model: ModelShape) -> frozenset[int]:
     return frozenset(layer for layer, window in enumerate(model.windows) if window is not None)
 
 
+def caches_prefixes(settings: CacheSettings, model: ModelShape) -> tuple[bool, str]:
+    """Whether what sequences leave is kept for others, and why, for the log.
+
+    With windows it takes a block more for each sequence, and what is left behind competes with windows in use.
+    """
+    if settings.prefix_cache != "auto":
+        return settings.prefix_cache, f"PREFIX_CACHE is {str(settings.prefix_cache).lower()}"
+    windowed = len(windowed_layers(model))
+    if not windowed:
+        return True, "PREFIX_CACHE is auto, and no layer keeps a window only"
+    return False, f"PREFIX_CACHE is auto, and {windowed} of {len(model.windows)} layers keep a window only"
+
+
 def longest_window(model: ModelShape, windowed: Collection[int]) -> int:
     """Tokens that one of these layers sees at most; 0 without any."""
     return max((model.windows[layer] or 0 for layer in windowed), default=0)

@@ -12,6 +12,7 @@ from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConf
 from hiscore.decoding.kv_cache.buffer_pages import ring_pages
 from hiscore.decoding.kv_cache.shape import CacheShape, newest_selected
 from hiscore.decoding.memory.layer_kinds import (
+    caches_prefixes,
     dense_layers_of,
     longest_window,
     prompt_pool,
@@ -174,7 +175,7 @@ def _plan(
         context_setting=model.context_setting,
         dense=not shape.sparse_layers, resident_if_it_fits=settings.selector == "auto",
         host_setting="DEVICE_KV_BYTES" if fitting < on_host else "HOST_KV_BYTES",
-        block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,
+        block_size=max(BLOCK, shape.page_size), prefix_cache=caches_prefixes(settings, model)[0],
         prompts_in=shape.prompts_in, reserved_pages=reserved_pages, host_is_shared=ranks > 1,
         window_pages=window_pages, window_ring=shape.window_ring, window=longest_window(model, shape.windowed),
     )  # fmt: skip
@@ -194,7 +195,8 @@ def _minimal_shape(
     top = max(min(top_k // page_size, max_pages), always_selected)
     dense_layers = dense_layers_of(settings, model)
     windowed = windowed_layers(model)
-    window_ring = _ring_pages(longest_window(model, windowed), page_size, max_pages, settings.prefix_cache)
+    caching, _ = caches_prefixes(settings, model)
+    window_ring = _ring_pages(longest_window(model, windowed), page_size, max_pages, caching)
     # More than the longest sequence has pages are of no use.
     lru = max(min(settings.device_buffer_size // page_size - ring, max_pages), top)
     return CacheShape(

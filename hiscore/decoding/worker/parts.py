@@ -11,6 +11,7 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_prefill import FlashInferAttention, choose_prefill_attention
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.memory.layer_kinds import caches_prefixes
 from hiscore.decoding.memory.model_sizes import is_latent, read_shape
 from hiscore.decoding.memory.plan import paged_sizes
 from hiscore.decoding.memory.pool_report import report_pools
@@ -88,6 +89,8 @@ def load_parts(
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE
     staging_bytes = staging * staging_token_bytes(model_shape, dtype, shape.windowed)
     report_pools(shape, cache_config, shape.bytes(dtype), staging_bytes)
+    caching, why = caches_prefixes(settings, model_shape)
+    log.info("the prefix cache of decode is %s: %s", "on" if caching else "off", why)
     progress = resources.progress if resources else no_progress
     if is_latent(checkpoint):
         fp8_indexer = settings.indexer_dtype == "fp8"

@@ -25,7 +25,7 @@ from hiscore.decoding.page_needs import check_fits
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.parallel.shard import Shard
-from hiscore.settings import BackupProtocol, CacheSettings
+from hiscore.settings import BackupProtocol, CacheSettings, PrefixCaching, Selector
 
 MIB = 2**20
 SMALL = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, context_length=4_096)
@@ -262,6 +262,24 @@ def test_layers_with_a_window_keep_no_more_than_that(
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE
     assert staging == (32_768 if selector == "quest" else 0)
     assert staging_token_bytes(GEMMA_3_12B, torch.bfloat16, shape.windowed) == 8 * 8 * 1_024
+
+
+@pytest.mark.parametrize("selector", ["auto", "dense", "quest"])
+def test_without_windows_a_prefix_cache_is_on_and_takes_no_memory(selector: Selector) -> None:
+    """The pools are the same. The control: with windows it is off unless it is asked for."""
+    memory = MemoryBudget(MIB * 64, MIB * 64, 4)
+
+    def plan(prefix_cache: PrefixCaching, model: ModelShape = SMALL) -> tuple[CacheShape, CacheConfig]:
+        settings = CacheSettings(selector=selector, prefix_cache=prefix_cache)
+        return plan_cache(settings, model, memory, torch.float32, 256)
+
+    on, off = plan(True), plan(False)
+    assert plan("auto") == on
+    assert on[0] == off[0]
+    assert on[1] == replace(off[1], prefix_cache=True) != off[1]
+    windows = replace(SMALL, windows=(None, 64) * 2)
+    assert plan("auto", windows) == plan(False, windows)
+    assert plan(True, windows)[1].prefix_cache
 
 
 def test_windows_longer_than_the_context_take_no_more_than_it() -> None:

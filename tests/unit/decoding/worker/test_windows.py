@@ -14,6 +14,7 @@ from hiscore.decoding.memory import sizing
 from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.settings import PrefixCaching
 from tests.support.decode_client import serving
 from tests.support.decode_truth import DecodeTruth
 from tests.support.decoding import CONTEXT, build, prompt
@@ -134,10 +135,12 @@ def test_prompts_that_are_to_be_found_keep_the_window_before_their_last_whole_bl
     """In blocks of 32: the token behind a block sees window - 1 of those before."""
     model = ModelShape(2, 2, 32, (window, None, window, None), CONTEXT)
     memory = sizing.MemoryBudget(2**31, 2**31, 4)
-    for prefix_cache, blocks in ((False, without), (True, caching)):
+    given: tuple[tuple[PrefixCaching, int], ...] = ((False, without), ("auto", without), (True, caching))
+    for prefix_cache, blocks in given:
         for selector in ("quest", "exact"):
             settings = sizing.CacheSettings(selector=selector, prefix_cache=prefix_cache)
             shape, cache_config = sizing.plan_cache(settings, model, memory, torch.float32, 24)
             assert shape.windowed == {0, 2}
+            assert cache_config.prefix_cache == (prefix_cache is True)
             assert cache_config.window_ring == blocks * cache_config.block_pages
             assert cache_config.window_pages % cache_config.block_pages == 0
