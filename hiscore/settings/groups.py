@@ -201,7 +201,7 @@ class CacheSettings(ContextLimit):
         "([what it needs](decoding.md#kernels-of-prefill))",
     )
     prefix_cache: PrefixCaching = Field(
-        default=False,
+        default="auto",
         description="keep what sequences leave in the host pool until its memory is needed, so that prompts that "
         "begin alike, as the turns of a conversation, prefill only what is new; `false`: nothing is kept. auto: "
         "`true`, but `false` if layers of the checkpoint keep a window only, since a window takes "

@@ -42,18 +42,18 @@ def counted(server: Server) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"selector": "auto", "prefix_cache": True}, {"selector": "dense", "prefix_cache": True}, {}],
+    [{}, {"selector": "auto", "prefix_cache": True}, {"selector": "dense"}, {"prefix_cache": False}],
     ids=str,
 )
 def test_each_turn_prefills_what_is_new(
     start_server: StartServer, tiny_lm: Path, settings: dict[str, Any]
 ) -> None:
-    """Without the cache, as the control, everything."""
+    """By default, too. Without the cache, as the control, everything."""
     server = start_server(tiny_lm, models="decode", host_kv_bytes=2**28, **settings)
     turns = converse(server)
     prompts, found = (sum(each) for each in zip(*turns, strict=True))
     assert counted(server) == (prompts - found, found)
-    if "prefix_cache" in settings:
+    if settings.get("prefix_cache", True):
         # The last token of an answer was never fed, and blocks are whole.
         assert all(prompt - found <= QUESTION + BLOCK for prompt, found in turns)
         assert prompts - found <= TURNS * (QUESTION + BLOCK)

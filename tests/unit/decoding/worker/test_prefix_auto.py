@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.settings import PrefixCaching
+from hiscore.settings import CacheSettings, PrefixCaching
 from tests.support.decode_client import serving
 from tests.support.decoding import build, checkpoint, prompt
 from tests.support.windows import FEW, WINDOW, checkpoints
@@ -33,6 +33,7 @@ def test_whether_a_prompt_is_found_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The same prompt twice, of four blocks of 32 and some tokens."""
+    assert CacheSettings().prefix_cache == "auto"
     if family == "llama":
         directory = checkpoint(family, tmp_path)
     else:
