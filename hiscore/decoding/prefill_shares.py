@@ -15,7 +15,7 @@ from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.sequence import Sequence
 
 SHARED_TOKENS = 4_096
-"""Of a forward for which others would wait."""
+"""At most so many in a forward for which others would wait."""
 
 
 def share_forward(

@@ -17,6 +17,7 @@ from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.parts import Parts, load_parts, worker_of_parts
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.eight_bits import EightBits
+from hiscore.models.config import read_architecture
 from hiscore.models.decoder import weights_key
 from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.group import Group
@@ -31,7 +32,8 @@ PARTS = "parts"
 # Tokens of a prefill forward. Running sequences may have to wait for one between two tokens: see `prefill_shares`.
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": SHARED_TOKENS}
 LONG_PREFILL_TOKEN_BUDGET, LARGE_DEVICE_BYTES = 8_192, 60 * 2**30
-"""On devices of so much memory, which activations of that many tokens hardly diminish."""
+"""On devices of so much memory, unless layers keep a window only: those hold the keys and values of a whole forward,
+2.5 GiB of 8,192 tokens for Gemma 3 12B."""
 LATENT_PREFILL_TOKEN_BUDGET = 2_048
 """With an indexer: so many tokens the models select, and a forward whose rows all see fewer selects none."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -44,10 +46,14 @@ def prefill_token_budget(checkpoint: str | Path, device: torch.device) -> int:
         checkpoint: Its directory.
         device: Where it is served.
     """
-    budget = PREFILL_TOKEN_BUDGET[device.type]
-    if device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= LARGE_DEVICE_BYTES:
-        budget = LONG_PREFILL_TOKEN_BUDGET
-    return min(budget, LATENT_PREFILL_TOKEN_BUDGET) if is_latent(Path(checkpoint)) else budget
+    budget, checkpoint = PREFILL_TOKEN_BUDGET[device.type], Path(checkpoint)
+    if is_latent(checkpoint):
+        return min(budget, LATENT_PREFILL_TOKEN_BUDGET)
+    is_large = device.type == "cuda" and (
+        torch.cuda.get_device_properties(device).total_memory >= LARGE_DEVICE_BYTES
+    )
+    keeps_windows = any(window is not None for window in read_architecture(checkpoint)[0].windows)
+    return LONG_PREFILL_TOKEN_BUDGET if is_large and not keeps_windows else budget
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def planned(
         int(decode_plan.HOST_SHARE[kind] * on_host), of_device, decode_plan.MAX_SEQUENCES[kind]
     )
     model, a = shape_of(name, settings.max_context), architecture(name)
-    rows = 2_048 if kind == "cuda" else 256
+    rows = 256 if kind == "cpu" else 8_192 if on_device > 60 * GIB else 4_096
     shape, cache_config = plan_cache(settings, model, budget, dtype, rows)
     staging = (
         cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, shape.windowed)

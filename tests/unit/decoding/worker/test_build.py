@@ -120,3 +120,5 @@ def test_the_first_part_of_a_prompt_sees_no_more_than_an_indexer_selects(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert prefill_token_budget(checkpoint("glm-shared", tmp_path / "glm"), device) == 2_048
     assert prefill_token_budget(checkpoint("qwen3", tmp_path / "qwen3"), device) == tokens
+    # Layers that keep a window hold a whole forward.
+    assert prefill_token_budget(checkpoint("gemma3", tmp_path / "gemma3"), device) == 4_096
