@@ -4,12 +4,14 @@ usage: python -m perf.decoding.long_prompts --out DIR [--loads 1,2,4,8,16,32,54]
            [--tokens 2048] [--sizes 2048:4096:0] [--geometry qwen3-0.6b-half] [--host-gib 100]
            [--checkpoint DIR]
 
-A grid as published for another engine (GitHub, sgl-project/sglang#33075). Both arms have the same
-DEVICE_KV_BYTES, which hold `fit` dense sequences; under auto the index and the pages that a prompt is prefilled
-into are part of it. All requests of a load are sent at once, each with a random prompt, which is prefilled as any
-other. With --checkpoint, a trained model's weights take the place of random ones, and pieces of Python's reference
-that of random tokens: what such a model selects changes less from step to step. The arms stay in memory side by
-side and take turns: loads that fit densely, whose times are compared to a percent, three times.
+A grid as published for another engine (GitHub, sgl-project/sglang#33075), of whose decoding node the steady
+rate is reported: prompts are prefilled elsewhere there. So it is shown beside the rate of the whole load: see
+`steady`. Both arms have the same DEVICE_KV_BYTES, which hold `fit` dense sequences; under auto the index and
+the pages that a prompt is prefilled into are part of it. All requests of a load are sent at once, each with a
+random prompt, which is prefilled as any other. With --checkpoint, a trained model's weights take the place of
+random ones, and pieces of Python's reference that of random tokens: what such a model selects changes less from
+step to step. The arms stay in memory side by side and take turns: loads that fit densely, whose times are
+compared to a percent, three times.
 Without a GPU a tiny model takes its place, as a rehearsal whose numbers mean nothing.
 """
 
@@ -42,7 +44,7 @@ from perf.script import arguments, by_comma, write_json
 
 GIB = 2**30
 PUBLISHED = {1: 0.92, 2: 0.92, 4: 0.94, 8: 1.19, 16: 1.66, 32: 2.43, 54: 3.00}
-"""Tokens/s over those of dense, by requests at once."""
+"""Steady tokens/s over those of dense, by requests at once: prompts are prefilled by other machines there."""
 AIMS = {1: 0.98, 2: 0.98, 4: 0.98, 54: 3.0}
 ROUNDS = 3
 
@@ -57,7 +59,7 @@ def compare(benches: Mapping[str, Bench], load: Load, rounds: int) -> dict[str, 
         name: {key: statistics.median(row[key] for row in map(asdict, of)) for key in asdict(of[0])}
         for name, of in runs.items()
     }
-    for rate in ("tokens_per_s", "decode_tokens_per_s"):
+    for rate in ("tokens_per_s", "decode_tokens_per_s", "steady_tokens_per_s"):
         ratios = [getattr(b, rate) / getattr(a, rate) for a, b in zip(dense, other, strict=True)]
         found[f"{rate}_ratio"] = statistics.median(ratios)
     return found | {"rounds": rounds, "published_ratio": PUBLISHED.get(load.streams)}
@@ -69,7 +71,8 @@ def show(load: Load, found: Mapping[str, Any]) -> None:
         row = found[name]
         print(
             f"{load.streams:3d} at once, {name:5s} {row['tokens_per_s']:8.1f} tokens/s, steps alone "
-            f"{row['decode_tokens_per_s']:8.1f}; {row['rows_per_step']:.1f} rows a step of "
+            f"{row['decode_tokens_per_s']:8.1f}, steady {row['steady_tokens_per_s']:8.1f} of "
+            f"{row['steady_rows']:.1f} rows; {row['rows_per_step']:.1f} rows a step of "
             f"{row['step_ms']:.2f} ms, first token {row['ttft_ms']:.0f} ms, hit rate {row['hit_rate']:.4f}, "
             f"{row['preemptions']:.0f} preemptions, {row['seconds']:.1f} s",
             flush=True,
@@ -77,7 +80,7 @@ def show(load: Load, found: Mapping[str, Any]) -> None:
     aim, published = AIMS.get(load.streams), PUBLISHED.get(load.streams)
     print(
         f"{load.streams:3d} at once: {found['tokens_per_s_ratio']:.3f} x, steps alone "
-        f"{found['decode_tokens_per_s_ratio']:.3f} x"
+        f"{found['decode_tokens_per_s_ratio']:.3f} x, steady {found['steady_tokens_per_s_ratio']:.3f} x"
         + (f" (published {published}" + (f", aim {aim})" if aim else ")") if published else ""),
         flush=True,
     )

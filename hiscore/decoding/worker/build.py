@@ -32,8 +32,8 @@ PARTS = "parts"
 # Tokens of a prefill forward. Running sequences may have to wait for one between two tokens: see `prefill_shares`.
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": SHARED_TOKENS}
 LONG_PREFILL_TOKEN_BUDGET, LARGE_DEVICE_BYTES = 8_192, 60 * 2**30
-"""On devices of so much memory, unless layers keep a window only: those hold the keys and values of a whole forward,
-2.5 GiB of 8,192 tokens for Gemma 3 12B."""
+"""On devices of so much memory, unless layers keep a window only: those hold the keys and values of a whole
+forward, 2.5 GiB of 8,192 tokens for Gemma 3 12B."""
 LATENT_PREFILL_TOKEN_BUDGET = 2_048
 """With an indexer: so many tokens the models select, and a forward whose rows all see fewer selects none."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
