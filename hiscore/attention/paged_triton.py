@@ -1,5 +1,6 @@
 """Paged attention of single rows, for CUDA devices: launches the kernels of `hiscore.kernels.paged_attention`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,13 @@ from torch import Tensor
 
 from hiscore.kernels import gemv
 from hiscore.kernels.dot_size import dot_size
-from hiscore.kernels.paged_attention import attend_splits, combine_splits
+from hiscore.kernels.paged_attention import (
+    EVERY_SPLIT,
+    PENDING_SPLITS,
+    PRESENT_SPLITS,
+    attend_splits,
+    combine_splits,
+)
 
 # Tokens per split, and splits combined at once. Other numbers give other bits.
 SPLIT = 256
@@ -58,6 +65,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     by_sequence: bool = False,
     chained: bool = False,
+    wait: Callable[[], None] | None = None,
 ) -> Tensor:
     """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's position.
 
@@ -78,6 +86,8 @@ def paged_attention(
         sinks: float32 [heads], see `AttentionShape`.
         by_sequence: Whether `pages` is a block table.
         chained: See `gemv.pdl_launch_kwargs`; a block table then lists every page of a sequence.
+        wait: What is launched after it may read pages that are listed as ~page; None: there are none. The bits
+            are the same.
 
     Returns:
         [R, heads, value_dim or head_dim]; uninitialised for rows without pages, padding included.
@@ -95,18 +105,28 @@ def paged_attention(
     counts_by = (counts.stride(0), counts.stride(1) if counts.shape[1] > 1 else 0)
     group, tail = heads // kv_heads, head_dim - value
     launch = choose_launch(group, value, q.dtype)
-    attend_splits[(rows * kv_heads * triton.cdiv(group, launch.m), splits)](
-        q, tokens, pages, counts, seq_indices, positions, partial, stats,
-        scale, soft_cap or 0.0, q.stride(0), splits, *by_sequence_row_head, *counts_by,
-        HEADS=heads, KV_HEADS=kv_heads, PARTS=parts,
-        HEAD_DIM=head_dim, VALUE=value, PADDED_VALUE=dot_size(value),
-        PADDED_TAIL=dot_size(tail) if tail else 0, PAGE=page_size,
-        WINDOW=window or 0, CAPPED=soft_cap is not None,
-        M=launch.m, N=launch.n, SPLIT=SPLIT,
-        # Triton's default for float32 would be TF32, with 10 bits of mantissa.
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        AHEAD=ahead, num_warps=launch.warps, num_stages=launch.stages, **gemv.pdl_launch_kwargs(chained),
-    )  # fmt: skip
+
+    def attend(which: int) -> None:
+        attend_splits[(rows * kv_heads * triton.cdiv(group, launch.m), splits)](
+            q, tokens, pages, counts, seq_indices, positions, partial, stats,
+            scale, soft_cap or 0.0, q.stride(0), splits, *by_sequence_row_head, *counts_by,
+            HEADS=heads, KV_HEADS=kv_heads, PARTS=parts,
+            HEAD_DIM=head_dim, VALUE=value, PADDED_VALUE=dot_size(value),
+            PADDED_TAIL=dot_size(tail) if tail else 0, PAGE=page_size,
+            WINDOW=window or 0, CAPPED=soft_cap is not None,
+            M=launch.m, N=launch.n, SPLIT=SPLIT,
+            # Triton's default for float32 would be TF32, with 10 bits of mantissa.
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            AHEAD=ahead, WHICH=which,
+            num_warps=launch.warps, num_stages=launch.stages, **gemv.pdl_launch_kwargs(chained),
+        )  # fmt: skip
+
+    if wait is None:
+        attend(EVERY_SPLIT.value)
+    else:
+        attend(PRESENT_SPLITS.value)
+        wait()
+        attend(PENDING_SPLITS.value)
     block = min(128, triton.next_power_of_2(value))
     combine_splits[(rows * heads, triton.cdiv(value, block))](
         partial, stats, counts, seq_indices, positions, stats if sinks is None else sinks, out, splits, *counts_by,

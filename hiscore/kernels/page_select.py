@@ -23,8 +23,8 @@ def select_pages(
     device_page_of, host_page_of, last_use,
     soft_cap, top_pages, lru_pages, ring_pages, newest_selected, width, max_pages, table_stride, keys_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, SINK: tl.constexpr,
-    SOFTMAX: tl.constexpr, CAPPED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    LRU_BLOCK: tl.constexpr,
+    SOFTMAX: tl.constexpr, CAPPED: tl.constexpr, PENDING: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr, LRU_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Select pages, look them up, and make room for the missing ones, which `kv_transfer.swap_in` then copies.
 
@@ -36,7 +36,7 @@ def select_pages(
             their softmax estimates the shares of attention.
         keys: Workspace, uint32 [R, kv_heads, keys_stride].
         pages: Out: int32 [R, kv_heads, width], page numbers within the sequence, ascending; then -1.
-        device_pages: Out: int32 [R, kv_heads, width]; 0 after the end.
+        device_pages: Out: int32 [R, kv_heads, width]; 0 after the end. With PENDING, ~page for a missing one.
         counts: Out: int32 [R, kv_heads].
         swaps: Out: int32 [R, kv_heads, width, 2], missing pages as pairs (host page, device page).
         swap_counts: Out: int32 [R, kv_heads].
@@ -91,27 +91,22 @@ def select_pages(
     if scored > 0:
         if SOFTMAX:
             scores += (row.to(tl.int64) * HEADS + head * (HEADS // KV_HEADS)) * max_pages
-            _page_weights(
-                scores, weights, count, soft_cap, max_pages, HEADS // KV_HEADS, PADDED_GROUP, CAPPED, BLOCK
-            )
-            tl.debug_barrier()
-        # Without SOFTMAX the scores are the keys; their softmax is only summed up for the mass.
-        tops = tl.full([BLOCK], LEAST, tl.float32)
-        totals = tl.zeros([BLOCK], tl.float32)
-        for begin in range(0, count, BLOCK):
-            page = begin + tl.arange(0, BLOCK)
-            weight = tl.load(weights + page, mask=page < count, other=0.0)
-            if not SOFTMAX:
+            _weights_and_keys(
+                scores, weights, keys, count, newest - newest_selected, soft_cap, max_pages,
+                HEADS // KV_HEADS, PADDED_GROUP, SINK, CAPPED, BLOCK,
+            )  # fmt: skip
+        else:
+            # The scores are the keys; their softmax is only summed up for the mass.
+            tops = tl.full([BLOCK], LEAST, tl.float32)
+            totals = tl.zeros([BLOCK], tl.float32)
+            for begin in range(0, count, BLOCK):
+                page = begin + tl.arange(0, BLOCK)
+                weight = tl.load(weights + page, mask=page < count, other=0.0)
                 x = tl.where(page < count, weight * LOG2E, float("-inf"))
                 new_tops = tl.maximum(tops, x)
                 totals = totals * tl.exp2(tops - new_tops) + tl.exp2(x - new_tops)
                 tops = new_tops
-            key = float_key(weight)
-            forced = page > newest - newest_selected
-            if SINK:
-                forced = forced | (page == 0)
-            tl.store(keys + page, tl.where(forced, ALWAYS, key), mask=page < count)
-        if not SOFTMAX:
+                tl.store(keys + page, _key(weight, page, newest - newest_selected, SINK), mask=page < count)
             greatest = tl.max(tops, axis=0)
             total = tl.sum(totals * tl.exp2(tops - greatest), axis=0)
         tl.debug_barrier()
@@ -164,7 +159,7 @@ def select_pages(
         tl.debug_barrier()
         _make_room(
             keys, device_pages, swaps, device_block_table, device_page_of, host_page_of, last_use,
-            position, misses, lru_pages, KV_HEADS, LRU_BLOCK,
+            position, misses, lru_pages, KV_HEADS, PENDING, LRU_BLOCK,
         )  # fmt: skip
 
 
@@ -177,9 +172,19 @@ def _end_list(pages, device_pages, taken, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _page_weights(
-    scores, weights, count, soft_cap, max_pages,
-    GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+def _key(weight, page, last_free, SINK: tl.constexpr):
+    """What pages are selected by; those after `last_free`, and with SINK the first one, always are."""
+    forced = page > last_free
+    if SINK:
+        forced = forced | (page == 0)
+    return tl.where(forced, ALWAYS, float_key(weight))
+
+
+@triton.jit
+def _weights_and_keys(
+    scores, weights, keys, count, last_free, soft_cap, max_pages,
+    GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """weights [count] = mean over the group of each query head's softmax over its scores [GROUP, count]."""
     group = tl.arange(0, PADDED_GROUP)[:, None]
@@ -205,13 +210,14 @@ def _page_weights(
         mean = tl.sum(tl.where(group < GROUP, share, 0.0), axis=0) / GROUP
         page = begin + tl.arange(0, BLOCK)
         tl.store(weights + page, mean, mask=page < count)
+        tl.store(keys + page, _key(mean, page, last_free, SINK), mask=page < count)
 
 
 @triton.jit
 def _make_room(
     keys, device_pages, swaps, device_block_table, device_page_of, host_page_of, last_use,
     position, misses, lru_pages,
-    KV_HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr, PENDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Assign the least recently used device pages to the missing pages, both in ascending order."""
     for begin in range(0, lru_pages, BLOCK):
@@ -239,5 +245,5 @@ def _make_room(
         tl.store(device_page_of + host_page.to(tl.int64) * KV_HEADS, device_page, mask=victim)
         tl.store(host_page_of + of_head, host_page, mask=victim)
         tl.store(last_use + of_head, 2 * position, mask=victim)
-        tl.store(device_pages + rank, device_page, mask=victim)
+        tl.store(device_pages + rank, ~device_page if PENDING else device_page, mask=victim)
         tl.store(swaps + 2 * order + 1, device_page, mask=victim)

@@ -3,12 +3,18 @@
 A split is a fixed number of listed tokens, and splits are combined in ascending order. So a row's bits depend
 on the tokens that it sees alone: not on other rows, on where pages are, or on the size of the grid. Query heads
 that share a KV head are rows of one tile, for which keys and values are read once.
+
+Splits all of whose pages are on the device need not wait for pages on their way there: they are computed in a
+launch of their own.
 """
 
 import triton
 import triton.language as tl
 
 from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
+
+EVERY_SPLIT, PRESENT_SPLITS, PENDING_SPLITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""What a launch of `attend_splits` computes: a split is pending if one of its pages is."""
 
 
 @triton.jit
@@ -52,7 +58,7 @@ def attend_splits(
     HEAD_DIM: tl.constexpr, VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr,
     PADDED_TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
-    CHAINED: tl.constexpr, AHEAD: tl.constexpr,
+    CHAINED: tl.constexpr, AHEAD: tl.constexpr, WHICH: tl.constexpr,
 ):  # fmt: skip
     """Attend to one split of a row's list. Grid: (R * kv_heads * blocks of M heads, splits).
 
@@ -62,7 +68,8 @@ def attend_splits(
     Args:
         q: [R, heads, D].
         pool: [slots, C, kv_heads, D].
-        pages: int32, a list at seq_index * pages_by_sequence + row * pages_by_row + kv_head * pages_by_head.
+        pages: int32, a list at seq_index * pages_by_sequence + row * pages_by_row + kv_head * pages_by_head;
+            ~page for a pending one.
         counts: int32, pages per list, at row * counts_by_row + kv_head * counts_by_head.
         seq_indices: int32 [R], -1 for padding.
         positions: int32 [R].
@@ -71,6 +78,7 @@ def attend_splits(
         WINDOW: Attend to this many of the last tokens; 0: to all. A list may name pages again that hold other
             tokens by now: nothing before the window is read.
         AHEAD: Lists are of everything up to the position, and no kernel of the chain writes them.
+        WHICH: The splits to compute; with EVERY_SPLIT no page may be pending.
     """
     launch_dependents(CHAINED)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -105,6 +113,11 @@ def attend_splits(
         return
     end = tl.minimum(begin + SPLIT, tokens)
     pages += seq_index * pages_by_sequence + row64 * pages_by_row + kv_head * pages_by_head
+    if WHICH != EVERY_SPLIT:
+        listed = begin // PAGE + tl.arange(0, SPLIT // PAGE)
+        pending = tl.min(tl.load(pages + listed, mask=listed * PAGE < end, other=0), axis=0) < 0
+        if pending != (WHICH == PENDING_SPLITS):
+            return
 
     m = tl.program_id(0) % BLOCKS * M + tl.arange(0, M)
     n = tl.arange(0, N)
@@ -132,6 +145,8 @@ def attend_splits(
         if WINDOW:
             seen = there & (column >= first)
         page = tl.load(pages + column // PAGE, mask=there, other=0).to(tl.int64)
+        if WHICH == PENDING_SPLITS:
+            page = tl.where(page < 0, ~page, page)
         at = pool + ((page * PAGE + column % PAGE) * (PARTS * KV_HEADS) + kv_head)[:, None] * HEAD_DIM
         mask = seen[:, None]
         if PADDED_VALUE != VALUE:

@@ -5,6 +5,7 @@ the keys to the index; pages are scored, selected and swapped in; the rows atten
 move whole prompts and finished steps between staging, device and host.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,16 +22,19 @@ class PageLists:
         pages: int32 [R, H, K]; by_sequence: a block table [max_sequences, K].
         counts: int32 [R, H]; [R, 1] where all heads have the same.
         by_sequence: Whether `pages` is indexed by sequence, not by row and head.
+        wait: What is launched after it finds pages that are listed as ~page, which are being swapped in; None: all
+            are on the device.
     """
 
     pages: Tensor
     counts: Tensor
     by_sequence: bool = False
+    wait: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
 class SelectedPages:
-    """What a step attends to in a sparse layer. The pages are in the buffer once all that was launched has run.
+    """What a step attends to in a sparse layer.
 
     Attributes:
         pages: int32 [R, H, K], page numbers within each sequence, ascending; then -1.
@@ -100,7 +104,9 @@ class CacheOps(Protocol):
         ...
 
     def select_pages(self, layer: int, scores: Tensor, batch: StepBatch) -> SelectedPages:
-        """Select pages by their scores and swap the missing ones into the buffer.
+        """Select pages by their scores and begin to swap the missing ones into the buffer.
+
+        They are there after `PageLists.wait`, or once all that was launched has run.
 
         Args:
             layer: Index among all layers.

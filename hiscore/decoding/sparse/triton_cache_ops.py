@@ -4,6 +4,7 @@ Nothing waits for the device, and no size depends on what is in its memory: a CU
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import triton
@@ -14,6 +15,7 @@ from hiscore.attention.paged_triton import paged_attention
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.cache_ops import PageLists, SelectedPages
+from hiscore.decoding.sparse.side_stream import SideStream
 from hiscore.decoding.sparse.triton_transfers import TritonTransfers
 from hiscore.kernels import page_scores, page_select, slot_mapping
 from hiscore.kernels.dot_size import dot_size
@@ -21,8 +23,8 @@ from hiscore.kernels.gemv import GEMV_MAX_ROWS
 from hiscore.layers import triton_ops
 from hiscore.models.deepseek import fp8_keys
 
-# Pages that a selecting program reads at once, and its warps.
-SELECT_BLOCK, SELECT_WARPS = 1024, 8
+# Pages that a selecting program reads at once, scores of all heads of a group at most, and its warps.
+SELECT_BLOCK, SELECT_SCORES, SELECT_WARPS = 2048, 16384, 8
 # Least block over the LRU pages: the compiler spills registers with smaller ones.
 MIN_LRU_BLOCK = 512
 
@@ -49,6 +51,7 @@ class TritonCacheOps(TritonTransfers):
         super().__init__(cache)
         self._shape, self._full_attention, self._value_dim = shape, full_attention, value_dim
         self._max_pages = triton.cdiv(max_length, cache.shape.page_size)
+        self._beside = SideStream(cache.buffer.device)
         # Triton's default for float32 is TF32, with 10 bits of mantissa.
         self._precision = "ieee" if cache.buffer.dtype == torch.float32 else "tf32"
 
@@ -134,6 +137,9 @@ class TritonCacheOps(TritonTransfers):
         pages, device_pages, counts = empty(width), empty(width), empty()
         swaps, swap_counts, mass = empty(width, 2), empty(), empty(dtype=torch.float32)
         keys_width = max(self._max_pages, sizes.lru_pages)
+        beside = self._swaps_beside(rows)
+        group = triton.next_power_of_2(heads // sizes.kv_heads)
+        block = min(SELECT_BLOCK, SELECT_SCORES // group, triton.next_power_of_2(self._max_pages))
         weights = scores if by_indexer else empty(self._max_pages, dtype=torch.float32)
         page_select.select_pages[(rows, sizes.kv_heads)](
             scores, weights, empty(keys_width, dtype=torch.uint32),
@@ -143,14 +149,18 @@ class TritonCacheOps(TritonTransfers):
             cache.device_page_of[at], cache.host_page_of[at], cache.last_use[at],
             self._shape.soft_cap or 0.0, sizes.top_pages, sizes.lru_pages, sizes.ring_pages,
             sizes.newest_selected, width, self._max_pages, cache.host_block_table.stride(0), keys_width,
-            HEADS=heads, KV_HEADS=sizes.kv_heads, PADDED_GROUP=triton.next_power_of_2(heads // sizes.kv_heads),
+            HEADS=heads, KV_HEADS=sizes.kv_heads, PADDED_GROUP=group,
             SINK=not by_indexer, SOFTMAX=not by_indexer, CAPPED=self._shape.soft_cap is not None,
-            PAGE=sizes.page_size, BLOCK=min(SELECT_BLOCK, triton.next_power_of_2(self._max_pages)),
+            PENDING=beside, PAGE=sizes.page_size, BLOCK=block,
             LRU_BLOCK=min(SELECT_BLOCK, max(MIN_LRU_BLOCK, triton.next_power_of_2(sizes.lru_pages))),
             num_warps=SELECT_WARPS,
         )  # fmt: skip
-        self._swap_in(layer, swaps, swap_counts)
-        return SelectedPages(pages, PageLists(device_pages, counts), mass)
+        wait = None
+        if beside:
+            wait = self._beside.launch(partial(self._swap_in, layer, swaps, swap_counts))
+        else:
+            self._swap_in(layer, swaps, swap_counts)
+        return SelectedPages(pages, PageLists(device_pages, counts, wait=wait), mass)
 
     def all_pages(self, batch: StepBatch) -> PageLists:
         counts = torch.where(batch.valid, batch.positions // self._cache.shape.page_size + 1, 0)
@@ -171,8 +181,22 @@ class TritonCacheOps(TritonTransfers):
             q, self._cache.tokens(layer), page_size, lists.pages, lists.counts, batch.seq_indices, batch.positions,
             max_tokens, shape.scale, shape.soft_cap, shape.windows[layer], self._value_dim,
             None if shape.sinks is None else shape.sinks[layer], lists.by_sequence,
-            len(q) <= GEMV_MAX_ROWS and triton_ops.supports_pdl(),
+            _is_chained(len(q)), lists.wait,
         )  # fmt: skip
+
+    def _swaps_beside(self, rows: int) -> bool:
+        """Whether swap-ins run beside attention to what is there.
+
+        Those of ranks are exchanged, and a chain of kernels has no branches. Of pages of one token a few are
+        missing in nearly every split.
+        """
+        shape = self._cache.shape
+        return shape.host_share.ranks == 1 and shape.page_size > 1 and not _is_chained(rows)
+
+
+def _is_chained(rows: int) -> bool:
+    """Whether the kernels of a step are launched dependently, see `gemv.pdl_launch_kwargs`."""
+    return rows <= GEMV_MAX_ROWS and triton_ops.supports_pdl()
 
 
 def _check_contiguous_heads(x: Tensor) -> None:

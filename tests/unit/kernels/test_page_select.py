@@ -12,9 +12,11 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 
 from hiscore import numerics
+from hiscore.attention import paged_triton
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
+from hiscore.decoding.sparse import triton_cache_ops
 from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
@@ -86,6 +88,7 @@ class Pair:
         self.rng = np.random.default_rng(seed)
         self.ends: dict[int, int] = {}
         self.mass = [0.0, 0.0]
+        self.pending = 0
         self.same()
 
     def same(self) -> None:
@@ -126,7 +129,9 @@ class Pair:
             assert_same(chosen.pages[..., :width], selection.pages)
             assert (chosen.pages[..., width:] == -1).all()
             assert_same(chosen.lists.counts, selection.counts)
-            assert_same(chosen.lists.pages[..., :width], device_pages)
+            listed = chosen.lists.pages[..., :width]
+            assert_same(torch.where(listed < 0, ~listed, listed), device_pages)
+            self.pending += int((listed < 0).sum())
             self.mass[0] += float(selection.mass.sum())
             self.mass[1] += len(seq_indices) * shape.kv_heads
             # Sums of up to 90 shares in float32.
@@ -162,6 +167,12 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def no_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few rows of these tests are swapped in beside attention, as many rows are."""
+    monkeypatch.setattr(triton_cache_ops, "GEMV_MAX_ROWS", 0)
+
+
 def play(case: str, steps: int, full: bool = True) -> None:
     """Sequences join, step and leave; any difference between plain torch and the kernels is an error."""
     shape, group, soft_cap, scores = CASES[case]
@@ -171,6 +182,7 @@ def play(case: str, steps: int, full: bool = True) -> None:
         pair.join()
         pair.step(kernels, scores)
     assert int(pair.cache.misses) > (3 * steps if steps >= 4 else steps)
+    assert pair.pending == (int(pair.cache.misses) if shape.page_size > 1 else 0)
     assert int(pair.cache.hits) > int(pair.cache.misses) / 10
     assert pair.cache.mass.cpu().tolist() == pytest.approx(pair.mass, rel=1e-5)
 
@@ -248,6 +260,46 @@ def test_the_block_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(page_select, "select_pages", Small())
     for case in ("quest", "dsa"):
         play(case, 4)
+
+
+class Late:
+    """In place of a `SideStream`: its work is done when somebody waits for it, and not before."""
+
+    def launch(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+
+@pytest.mark.parametrize("case", ["quest", "quest, capped"])
+def test_attention_waits_for_what_is_swapped_in(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as in order, however late the copies are; other pages are in their place until they arrive."""
+    monkeypatch.setattr(paged_triton, "SPLIT", 8)
+    shape, group, soft_cap, _ = CASES[case]
+    early, late = (Pair(shape, group, 4, soft_cap, full=False) for _ in range(2))
+    ops = [
+        TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page_size)
+        for pair in (early, late)
+    ]
+    monkeypatch.setattr(ops[1], "_beside", Late())
+    layer = shape.sparse_layers[0]
+    without_wait = 0
+    for step in range(4):
+        outputs = []
+        for pair, each in zip((early, late), ops, strict=True):
+            pair.join()
+            rows = pair.known.rows(sorted(pair.ends))
+            pair.known.write(rows)
+            pair.same()
+            q = random(len(rows.seq_indices), pair.attention.heads, shape.head_dim, seed=step)
+            given = random(len(rows.seq_indices), pair.attention.heads, shape.max_pages, seed=step)
+            lists = each.select_pages(layer, given, moved(rows)).lists
+            if pair is late:
+                unknown = each.attend(layer, q, replace(lists, wait=lambda: None), moved(rows))
+            outputs.append(each.attend(layer, q, lists, moved(rows)))
+        assert_same(*outputs)
+        assert not outputs[0].isnan().any()
+        without_wait += not torch.equal(unknown, outputs[0])
+    assert int(late.cache.misses) > 0
+    assert without_wait  # the control
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")

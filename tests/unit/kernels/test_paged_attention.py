@@ -168,6 +168,40 @@ def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytes
     assert not torch.equal(turned, dense)
 
 
+def test_pages_on_their_way_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits whose pages are all there are computed before the others have arrived."""
+    monkeypatch.setattr(paged_triton, "SPLIT", 32)
+    cache = filled(ATTENTION)
+    ops = TritonCacheOps(cache, attention_shape(ATTENTION, 3), 160)
+    rows, q = rows_of([1, -1, 0], [157, 0, 100]), random(3, 6, 24, seed=1)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(3)).int().to(DEVICE)
+    pages = order.view(3, 1, 20).repeat(1, 2, 1)
+    counts = torch.tensor([[20, 20], [0, 0], [13, 13]], dtype=torch.int32, device=DEVICE)
+    expected = ops.attend(1, q, PageLists(pages, counts), rows)
+    # Of row 0: two pages of one split, and one of another.
+    pending = pages.clone()
+    for place in (4, 6, 19):
+        pending[0, :, place] = ~pages[0, :, place]
+    buffer = cache.buffer[0].unflatten(0, (-1, 8))
+    arriving = pages[0, :, [4, 6, 19]].flatten().long()
+    content = buffer[arriving].clone()
+
+    def attend(arrive: bool) -> torch.Tensor:
+        buffer[arriving] = float("nan")
+
+        def wait() -> None:
+            if arrive:
+                buffer[arriving] = content
+
+        return ops.attend(1, q, PageLists(pending, counts, wait=wait), rows)
+
+    assert_same(attend(arrive=True)[[0, 2]], expected[[0, 2]])
+    # The control: what has not arrived shows, and only there.
+    lost = attend(arrive=False)
+    assert lost[0].isnan().all()
+    assert_same(lost[2], expected[2])
+
+
 def test_a_latent_is_key_and_value_at_once() -> None:
     shape = CacheShape(
         layers=1, kv_heads=1, kv_parts=1, head_dim=40, page_size=1, max_sequences=2, max_pages=300,

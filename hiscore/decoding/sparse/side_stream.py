@@ -1,0 +1,50 @@
+"""A CUDA stream beside the current one, for work that some of what follows need not wait for."""
+
+from collections.abc import Callable
+
+import torch
+
+PRIORITY = -2
+"""Above that of the stream of steps: few programs, which must not queue behind the many that they run beside."""
+
+
+class SideStream:
+    """Also inside a graph's capture, where it becomes a branch. Without a CUDA device all runs in order.
+
+    Args:
+        device: Of the stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=PRIORITY) if device.type == "cuda" else None
+
+    def launch(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Launch work that follows all that was launched before on the current stream.
+
+        Args:
+            work: Launches kernels.
+
+        Returns:
+            Makes the current stream wait for the work; to be called once. Until then it keeps `work`, and with it
+            the tensors that the work reads: the allocator knows nothing of the other stream.
+        """
+        if self._stream is None:
+            work()
+            return _nothing
+        begin, end = torch.cuda.Event(), torch.cuda.Event()
+        begin.record()
+        self._stream.wait_event(begin)
+        with torch.cuda.stream(self._stream):
+            work()
+        end.record(self._stream)
+        kept = [work]
+
+        def wait() -> None:
+            torch.cuda.current_stream().wait_event(end)
+            kept.clear()
+
+        return wait
+
+
+def _nothing() -> None:
+    """In order, all is done."""
