@@ -138,6 +138,19 @@ def fits(rows: int, inputs: int) -> bool:
     return 0 < rows <= GEMV_MAX_ROWS and inputs <= GEMV_MAX_INPUTS
 
 
+def product_output(x: Tensor, weight: Tensor, gelu: int | None, onto: Tensor | None = None) -> Tensor:
+    """The tensor for a product of a step's rows, [rows, out]: `onto`, or a new one. For arguments, see `multiply`.
+
+    Raises:
+        ValueError: A tensor is not contiguous.
+    """
+    outputs = len(weight) if gelu is None else len(weight) // 2
+    out = weight.new_empty((len(x), outputs)) if onto is None else onto
+    if not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
+        raise ValueError("products of a step's rows need contiguous tensors")
+    return out
+
+
 @dataclass(frozen=True)
 class Normed:
     """rms_norm(x) * weight, computed by the product that reads it."""
@@ -178,11 +191,9 @@ def multiply(
         ValueError: A tensor is not contiguous.
     """
     rows, inputs = x.shape
-    outputs = len(weight) if gelu is None else len(weight) // 2
-    out = torch.empty((rows, outputs), dtype=weight.dtype, device=weight.device) if onto is None else onto
     values, norm, eps = (x.x, x.weight, x.eps) if isinstance(x, Normed) else (x, x, 0.0)
-    if not (values.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
-        raise ValueError("products of few rows need contiguous tensors")
+    out = product_output(values, weight, gelu, onto)
+    outputs = out.shape[1]
     weights = WEIGHTS_PER_PROGRAM if gelu is None else WEIGHTS_PER_PROGRAM // 2
     block = max(2, weights // triton.next_power_of_2(inputs))
     multiply_few_rows[(triton.cdiv(outputs, block),)](

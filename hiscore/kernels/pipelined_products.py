@@ -15,7 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from hiscore.kernels.dot_size import dot_size
-from hiscore.kernels.gemv import gated, launch_dependents, pdl_launch_kwargs, wait_for_predecessors
+from hiscore.kernels.gemv import (
+    gated,
+    launch_dependents,
+    pdl_launch_kwargs,
+    product_output,
+    wait_for_predecessors,
+)
 
 MAX_ROWS = 64
 """With more, a library's kernels are as fast."""
@@ -148,16 +154,14 @@ def multiply(
         ValueError: A tensor is not contiguous.
     """
     rows, inputs = x.shape
-    outputs = len(weight) if gelu is None else len(weight) // 2
-    if not (x.is_contiguous() and weight.is_contiguous()):
-        raise ValueError("products of a step's rows need contiguous tensors")
-    out = torch.empty((rows, outputs), dtype=weight.dtype, device=weight.device)
+    out = product_output(x, weight, gelu)
     tiles, of_dot = len(weight) // BLOCK, dot_size(rows)
     splits = splits_of(tiles, inputs)
     short = of_dot > 32 and inputs // splits <= 8 * STEP
     partial = out if splits == 1 else out.new_empty(tiles * splits * BLOCK * of_dot, dtype=torch.float32)
     multiply_pipelined[(tiles, splits)](
-        x, weight, weight if bias is None else bias, out, partial, _arrived(weight.device), rows, outputs, inputs,
+        x, weight, weight if bias is None else bias, out, partial, _arrived(weight.device),
+        rows, out.shape[1], inputs,
         ROWS=of_dot, BIASED=bias is not None, GATED=gelu is not None, GELU=gelu or 0, SPLITS=splits,
         BLOCK=BLOCK, STEP=STEP, STAGES=SHORT_STAGES if short else STAGES,
         PRECISION="ieee" if weight.dtype == torch.float32 else "tf32",

@@ -12,7 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from hiscore.kernels.dot_size import dot_size
-from hiscore.kernels.gemv import gated, launch_dependents, pdl_launch_kwargs, wait_for_predecessors
+from hiscore.kernels.gemv import (
+    gated,
+    launch_dependents,
+    pdl_launch_kwargs,
+    product_output,
+    wait_for_predecessors,
+)
 
 MAX_ROWS = 16
 """With more, a library's kernels are as fast."""
@@ -107,10 +113,8 @@ def multiply(
         ValueError: A tensor is not contiguous.
     """
     rows, inputs = x.shape
-    outputs = len(weight) if gelu is None else len(weight) // 2
-    if not (x.is_contiguous() and weight.is_contiguous()):
-        raise ValueError("products of some rows need contiguous tensors")
-    out = torch.empty((rows, outputs), dtype=weight.dtype, device=weight.device)
+    out = product_output(x, weight, gelu)
+    outputs = out.shape[1]
     step = min(STEP, triton.next_power_of_2(inputs))
     warps = 4 if inputs <= 2 * STEP else 8  # whose registers hold the weights of a program
     multiply_rows[(triton.cdiv(outputs, BLOCK),)](
