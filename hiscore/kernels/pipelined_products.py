@@ -24,7 +24,7 @@ from hiscore.kernels.gemv import (
 )
 
 MAX_ROWS = 64
-"""With more, a library's kernels are as fast."""
+"""With more, a library's kernels are faster."""
 BLOCK = 64
 """Outputs of a program, of gate and up together: the least that Hopper's tensor cores take on the left."""
 STEP = 128
@@ -50,7 +50,8 @@ def multiply_pipelined(
         out: Out: [rows, outputs]; under GATED act(x gate^T) * (x up^T), with both products rounded as if they had
             been stored.
         partial: Scratch, used if SPLITS > 1: float32 [tiles, SPLITS, BLOCK, ROWS].
-        arrived: int32 [tiles], of zeros, used if SPLITS > 1: how many programs of a tile have added up their part.
+        arrived: int32 [tiles], used if SPLITS > 1: how many programs of a tile have added up their part. Zeros
+            before and after.
     """
     launch_dependents(CHAINED)
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -106,6 +107,7 @@ def multiply_pipelined(
 def _prefetch(weight, of_weight, inputs, first, count, BLOCK: tl.constexpr):
     """Bring the first `count` inputs of a program's outputs into the L2 cache, without waiting for them."""
     LINE: tl.constexpr = 64
+    # 16 lines are 1,024 inputs: STAGES * STEP are 768. Those beyond `count` are its last line once more.
     of_line = tl.arange(0, 16) * LINE
     at = (
         weight + of_weight.to(tl.int64)[:, None] * inputs + first + tl.minimum(of_line, count - LINE)[None, :]

@@ -21,11 +21,11 @@ from hiscore.kernels.gemv import (
 )
 
 MAX_ROWS = 16
-"""With more, a library's kernels are as fast."""
+"""With more, `pipelined_products` is faster, or a library where that does not run."""
 MAX_INPUTS = 4096
 """More would not fit the registers of a program."""
 MAX_WEIGHTS = 3 * 2**21
-"""Of larger ones each multiprocessor has several parts, and a library's kernels read those better."""
+"""Of larger ones each multiprocessor has several parts: `pipelined_products` and libraries read those faster."""
 BLOCK = 16
 """Outputs of a program."""
 STEP = 1024

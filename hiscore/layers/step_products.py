@@ -24,6 +24,26 @@ class StepProducts:
     row_products_rows: int = 0
     pipelined_rows: int = 0
 
+    @classmethod
+    def of(cls, layers: Sequence[LayerWeights], on_hopper: bool) -> "StepProducts":
+        """What is fastest for a model: one kernel for all products of a step.
+
+        Args:
+            layers: The model's.
+            on_hopper: Whether the GPU has the tensor cores and the shared memory of a Hopper.
+        """
+        small = all(_fit(layer, row_products.fits) for layer in layers)
+        pipelined = on_hopper and all(_fit(layer, pipelined_products.fits) for layer in layers)
+        most_gemv_rows = gemv.GEMV_MAX_ROWS
+        if on_hopper and (small or pipelined):
+            # Tensor cores read a weight as fast for several rows as for one.
+            most_gemv_rows = 2 if small else 1
+        return cls(
+            gemv_rows=most_gemv_rows,
+            row_products_rows=row_products.MAX_ROWS if small else 0,
+            pipelined_rows=pipelined_products.MAX_ROWS if pipelined else 0,
+        )
+
     @property
     def chained_rows(self) -> int:
         """Rows up to which kernels around a step's attention are launched dependently: all products are ours."""
@@ -57,26 +77,6 @@ class StepProducts:
         if 0 < rows <= self.pipelined_rows:
             return pipelined_products.multiply(h, weight, bias, gelu, chained)
         return None
-
-
-def step_products(layers: Sequence[LayerWeights], on_hopper: bool) -> StepProducts:
-    """What is fastest for a model: one kernel for all products of a step.
-
-    Args:
-        layers: The model's.
-        on_hopper: Whether the GPU has the tensor cores and the shared memory of a Hopper.
-    """
-    small = all(_fit(layer, row_products.fits) for layer in layers)
-    pipelined = on_hopper and all(_fit(layer, pipelined_products.fits) for layer in layers)
-    most_gemv_rows = gemv.GEMV_MAX_ROWS
-    if on_hopper and (small or pipelined):
-        # Tensor cores read a weight as fast for several rows as for one.
-        most_gemv_rows = 2 if small else 1
-    return StepProducts(
-        gemv_rows=most_gemv_rows,
-        row_products_rows=row_products.MAX_ROWS if small else 0,
-        pipelined_rows=pipelined_products.MAX_ROWS if pipelined else 0,
-    )
 
 
 def _fit(layer: LayerWeights, fits: Callable[[Tensor], bool]) -> bool:

@@ -11,7 +11,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
 from hiscore.kernels import gemv, pipelined_products, row_products
 from hiscore.layers import triton_ops
 from hiscore.layers.ops import Ops
-from hiscore.layers.step_products import step_products
+from hiscore.layers.step_products import StepProducts
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import LayerWeights, Linear, Mlp
@@ -104,7 +104,7 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
 def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_ops.supports_pdl()
     weights = layers()
-    products = step_products(weights, on_hopper=True)
+    products = StepProducts.of(weights, on_hopper=True)
     assert 0 < products.row_products_rows < products.pipelined_rows
     ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", step_products=products)
     x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()

@@ -156,8 +156,8 @@ def _make_ops(decoder: Decoder) -> Ops:
     sizes = a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms
     if decoder.device.type != "cuda":
         return decoder.over_ranks(TorchOps(*sizes))
-    from hiscore.layers.step_products import step_products
+    from hiscore.layers.step_products import StepProducts
     from hiscore.layers.triton_ops import TritonOps, hopper_sm_count
 
-    products = step_products(decoder.weights.layers, on_hopper=hopper_sm_count() > 0)
+    products = StepProducts.of(decoder.weights.layers, on_hopper=hopper_sm_count() > 0)
     return decoder.over_ranks(TritonOps(*sizes, step_products=products))

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.kernels import gemv, pipelined_products, row_products
-from hiscore.layers.step_products import StepProducts, step_products
+from hiscore.layers.step_products import StepProducts
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import LayerWeights, Linear, Mlp
@@ -37,14 +37,14 @@ def layer(inner: int, dtype: torch.dtype, hidden: int = 128) -> LayerWeights:
 def test_all_products_of_a_step_are_computed_alike() -> None:
     bfloat16 = torch.bfloat16
     small, large = layer(128, bfloat16), layer(row_products.MAX_INPUTS + 128, bfloat16)
-    assert step_products([small] * 2, on_hopper=True) == StepProducts(2, SOME, MORE)
-    assert step_products([small] * 2, on_hopper=False) == StepProducts(FEW, SOME, 0)
+    assert StepProducts.of([small] * 2, on_hopper=True) == StepProducts(2, SOME, MORE)
+    assert StepProducts.of([small] * 2, on_hopper=False) == StepProducts(FEW, SOME, 0)
     # Of large weights several rows are pipelined, where the GPU has room for it.
-    assert step_products([small, large], on_hopper=True) == StepProducts(1, 0, MORE)
-    assert step_products([small, large], on_hopper=False) == StepProducts(FEW, 0, 0)
+    assert StepProducts.of([small, large], on_hopper=True) == StepProducts(1, 0, MORE)
+    assert StepProducts.of([small, large], on_hopper=False) == StepProducts(FEW, 0, 0)
     # Tiles of 128 inputs do not cover 96.
-    assert step_products([small, layer(96, bfloat16)], on_hopper=True) == StepProducts(2, SOME, 0)
-    assert step_products([layer(128, torch.float32)], on_hopper=True) == StepProducts(FEW, 0, 0)
+    assert StepProducts.of([small, layer(96, bfloat16)], on_hopper=True) == StepProducts(2, SOME, 0)
+    assert StepProducts.of([layer(128, torch.float32)], on_hopper=True) == StepProducts(FEW, 0, 0)
 
 
 def test_kernels_are_chained_as_far_as_products_are_ours() -> None:
