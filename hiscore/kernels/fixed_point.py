@@ -9,7 +9,6 @@ for lower ids.
 import triton
 import triton.language as tl
 
-from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
 from hiscore.kernels.sampling_options import UNIT
 from hiscore.kernels.top_k import float_key
 
@@ -20,18 +19,6 @@ BEYOND_PLACES = tl.constexpr(1 << 53)
 
 
 @triton.jit
-def begin_split(CHAINED: tl.constexpr):
-    """Begin a kernel of the grid (splits, R), behind the one before it.
-
-    Returns:
-        This program's split and row, and how many there are of each.
-    """
-    launch_dependents(CHAINED)
-    wait_for_predecessors(CHAINED)
-    return tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
-
-
-@triton.jit
 def row_max(maxima, row, splits, SPLITS: tl.constexpr):
     """The largest logit of a row, infinity if one is NaN."""
     at = tl.arange(0, SPLITS)
@@ -39,7 +26,7 @@ def row_max(maxima, row, splits, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def uncut_weights(logits, largest, scale, least):
+def float_weights(logits, largest, scale, least):
     """Weights with their fractions, float32; 0 for less than `least`, -inf, and a row that cannot be sampled."""
     weights = tl.exp2((logits - largest) * scale) * UNIT + 0.5
     return tl.where(weights >= least, weights, 0.0)
@@ -48,7 +35,7 @@ def uncut_weights(logits, largest, scale, least):
 @triton.jit
 def fixed_point_weights(logits, largest, scale, least):
     """Weights, int64; 0 as above."""
-    return uncut_weights(logits, largest, scale, least).to(tl.int64)
+    return float_weights(logits, largest, scale, least).to(tl.int64)
 
 
 @triton.jit
@@ -82,14 +69,14 @@ def ids_at(places):
 
 @triton.jit
 def bin_of(weights):
-    """Uncut weights of at least 1 -> int32, 0 for the greatest to 255: eight for each power of two."""
+    """Float weights of at least 1 -> int32, 0 for the greatest to 255: eight for each power of two."""
     eighth = (weights.to(tl.int32, bitcast=True) >> 20) - (127 << 3)
     return tl.minimum(256 - eighth, 255)
 
 
 @triton.jit
 def edge_of_bin(number):
-    """The least uncut weight of a bin, as the bits of a float32; of bin -1, more than any."""
+    """The least float weight of a bin, as the bits of a float32; of bin -1, more than any."""
     return (256 - tl.where(number == 255, 256, number) + (127 << 3)) << 20
 
 

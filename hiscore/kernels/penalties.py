@@ -6,7 +6,8 @@
 import triton
 import triton.language as tl
 
-from hiscore.kernels.fixed_point import begin_split, load_split
+from hiscore.kernels.fixed_point import load_split
+from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
 from hiscore.kernels.sampling_options import COUNTED, FREQUENCY, PRESENCE, REPETITION, option
 
 # `token_counts.IN_PROMPT`: a bit above all counts.
@@ -30,7 +31,9 @@ def penalise_and_find_maxima(
         best: Out: int32 [R, splits]: the lowest id of the largest.
         bins: Set to 0 for the kernels that follow: int32 [R, BINS].
     """
-    split, row, splits, rows = begin_split(CHAINED)
+    launch_dependents(CHAINED)
+    wait_for_predecessors(CHAINED)
+    split, row, splits, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
     row_logits = logits + row.to(tl.int64) * stride
     place = option(row_options, rows, row, COUNTED).to(tl.int64)
     at, own = load_split(row_logits, split, vocabulary, BLOCK)

@@ -11,22 +11,22 @@ import triton.language as tl
 from hiscore.kernels.fixed_point import (
     bin_of,
     edge_of_bin,
+    float_weights,
     least_of_bin,
     load_split,
     places_of,
     row_max,
-    uncut_weights,
 )
 from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
 from hiscore.kernels.sampling_options import filters, option, weighing
 
 BINS = 256
 """By weight: see `fixed_point.bin_of`."""
+_BINS = tl.constexpr(BINS)
 RANGES = 5
 """What is known of a row's candidates, float64 [5, R], for rows with filters."""
-# The least uncut weight that they have, and more than they have; how many tokens or what mass filters keep, 0
+# The least float weight that they have, and more than they have; how many tokens or what mass filters keep, 0
 # where no parts are needed; how many bits of a float32 a part leaves out; the row's largest logit.
-_BINS = tl.constexpr(BINS)
 _LEAST, _BEYOND, _GOAL, _SHIFT, _LARGEST = (tl.constexpr(place) for place in range(RANGES))
 
 
@@ -59,7 +59,7 @@ def count_weights(
     if draws == 0:
         return
     _, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK)
-    weights = uncut_weights(values, row_max(maxima, row, splits, SPLITS), scale, least)
+    weights = float_weights(values, row_max(maxima, row, splits, SPLITS), scale, least)
     tl.store(sums + row * splits + split, tl.sum(weights.to(tl.int64), axis=0))
     if filtered:
         counts = tl.histogram(bin_of(weights), _BINS, mask=weights > 0.0)
@@ -149,7 +149,7 @@ def narrow_range(
         return
     high_bits = high.to(tl.int32, bitcast=True)
     _, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK, True)
-    weights = uncut_weights(values, largest, scale, least)
+    weights = float_weights(values, largest, scale, least)
     amounts = tl.where(k > 0, (weights > 0.0).to(tl.int64), weights.to(tl.int64))
     # Floats above 0 are in the order of their bits.
     part = (high_bits - 1 - weights.to(tl.int32, bitcast=True)) >> shift
@@ -198,14 +198,14 @@ def list_candidates(
     low = option(ranges, rows, row, _LEAST).to(tl.float32)
     high = option(ranges, rows, row, _BEYOND).to(tl.float32)
     largest = option(ranges, rows, row, _LARGEST).to(tl.float32)
-    most = uncut_weights(tl.load(maxima + row * splits + split), largest, scale, 0.0)
+    most = float_weights(tl.load(maxima + row * splits + split), largest, scale, 0.0)
     to = sums + (rows + row) * splits + split
     # A device's powers of two are off by 2^-22 at most, and need not grow with every logit.
     if most * 1.000001 < low:
         tl.store(to, tl.zeros([], tl.int64))
         return
     at, values = load_split(logits + row.to(tl.int64) * stride, split, vocabulary, BLOCK, True)
-    weights = uncut_weights(values, largest, scale, least)
+    weights = float_weights(values, largest, scale, least)
     above = tl.zeros([], tl.int64)
     if high < float("inf"):
         above = tl.sum(tl.where(weights >= high, weights, 0.0).to(tl.int64), axis=0)

@@ -72,7 +72,7 @@ def _sum_from(row_logits, largest, scale, least, place, kept, vocabulary, splits
 
 
 @triton.jit
-def _of_few(
+def _keep_by_comparing(
     row_listed, largest, scale, least, k, p, uniform, total, certain, count, kept,
     BLOCK: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
@@ -102,7 +102,7 @@ def _of_few(
 
 
 @triton.jit
-def _of_many(
+def _keep_by_sorting(
     row_listed, largest, scale, least, k, p, total, certain, count, kept,
     BLOCK: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
@@ -142,11 +142,15 @@ def _filtered(
             last = _last_place(row_logits, largest, scale, least, goal, vocabulary, splits, False, BLOCK)
             _sum_from(row_logits, largest, scale, least, last, kept, vocabulary, splits, BLOCK)
     elif count > MIDDLE:
-        last = _of_many(row_listed, largest, scale, least, k, p, total, certain, count, kept, BLOCK, LISTED)
+        last = _keep_by_sorting(
+            row_listed, largest, scale, least, k, p, total, certain, count, kept, BLOCK, LISTED
+        )
     elif count > SHORT:
-        last = _of_many(row_listed, largest, scale, least, k, p, total, certain, count, kept, BLOCK, MIDDLE)
+        last = _keep_by_sorting(
+            row_listed, largest, scale, least, k, p, total, certain, count, kept, BLOCK, MIDDLE
+        )
     else:
-        last, token = _of_few(
+        last, token = _keep_by_comparing(
             row_listed, largest, scale, least, k, p, uniform, total, certain, count, kept, BLOCK, SHORT
         )
     return last, token

@@ -26,6 +26,7 @@ def weighing(row_options, rows, row):
         that is not dropped.
     """
     temperature = option(row_options, rows, row, TEMPERATURE).to(tl.float32)
+    # Triton 3.6 takes the constant for a float64, and with it the maximum.
     scale = tl.div_rn(
         tl.zeros([], tl.float32) + _LOG2_E, tl.maximum(temperature, 1.17549435e-38).to(tl.float32)
     )

@@ -19,7 +19,8 @@ BLOCK, HALF_BLOCK_MAX_ROWS = 2_048, 8
 LISTED = 1_024
 """Candidates that are sorted; rows with more are searched by one program each."""
 SHORT, MIDDLE = 128, 256
-"""So many are compared with each other, or sorted faster; few rows with top-k or top-p have more."""
+"""Up to SHORT candidates are compared with one another, and up to MIDDLE are sorted without the rest of the list:
+both are faster. Few rows with top-k or top-p have more."""
 PARTS = 512
 """Of the range in which the last token that filters keep may lie, where the list is too short for it."""
 
