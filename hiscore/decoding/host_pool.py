@@ -30,7 +30,7 @@ class HostPool:
         self._holders = np.zeros(size, np.int32)
         self._published: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}  # the same, by block
-        self._is_named = np.zeros(size, np.bool_)  # and which blocks these are
+        self._is_published = np.zeros(size, np.bool_)  # and which blocks these are
         self._cached: OrderedDict[int, None] = OrderedDict()  # held by nobody, least recently used first
 
     @property
@@ -67,7 +67,7 @@ class HostPool:
 
     def can_be_found(self, blocks: Int32) -> NDArray[np.bool_]:
         """Which of some blocks are published: bool [n]."""
-        return self._is_named[blocks]
+        return self._is_published[blocks]
 
     def hold(self, blocks: Int32) -> None:
         """Hold blocks that were found."""
@@ -96,11 +96,11 @@ class HostPool:
 
     def publish(self, hashes: Sequence[bytes], blocks: Int32) -> None:
         """Let held blocks be found; what is published already under a hash stays so."""
-        for number in np.flatnonzero(~self._is_named[blocks]).tolist():
+        for number in np.flatnonzero(~self._is_published[blocks]).tolist():
             if (each := hashes[number]) not in self._published:
                 self._published[each] = block = int(blocks[number])
                 self._hashes[block] = each
-                self._is_named[block] = True
+                self._is_published[block] = True
 
     def release(self, blocks: Int32) -> Int32:
         """Let go of blocks, in the order of their sequence.
@@ -117,9 +117,9 @@ class HostPool:
             raise ValueError("double free: a block is held by nobody or named twice")
         self._holders[blocks] -= 1
         left = blocks[self._holders[blocks] == 0]
-        is_named = self._is_named[left]
-        self._cached.update(dict.fromkeys(left[is_named][::-1].tolist()))
-        lost: Int32 = left[~is_named]
+        is_published = self._is_published[left]
+        self._cached.update(dict.fromkeys(left[is_published][::-1].tolist()))
+        lost: Int32 = left[~is_published]
         self._unused.free(lost)
         return lost
 
@@ -129,7 +129,7 @@ class HostPool:
         return blocks
 
     def _forget(self, blocks: Int32) -> None:
-        for name in map(self._hashes.pop, blocks.tolist()):
-            del self._published[name]
-        self._is_named[blocks] = False
+        for each in map(self._hashes.pop, blocks.tolist()):
+            del self._published[each]
+        self._is_published[blocks] = False
         self._on_eviction(blocks)

@@ -65,16 +65,16 @@ class PrefixCache:
     def hash_prompt(self, sequence: Sequence) -> None:
         """Do what takes long in `take`: on any thread, before the sequence is scheduled."""
         if self._config.prefix_cache:
-            self._host.find(self._names_of_prompt(sequence))
+            self._host.find(self._hashes_of_prompt(sequence))
 
     def take(self, sequence: Sequence) -> Found:
         """Find the beginning of a sequence's prompt, and hold the blocks that it takes."""
         if not self._config.prefix_cache:
             return NOTHING_FOUND
-        blocks = self._host.find(self._names_of_prompt(sequence))
+        blocks = self._host.find(self._hashes_of_prompt(sequence))
         if not len(blocks):
             return NOTHING_FOUND
-        end, windows = self._windows.find(self._names(sequence, len(blocks)))
+        end, windows = self._windows.find(self._hashes(sequence, len(blocks)))
         blocks = blocks[:end]
         copied = np.zeros(len(blocks), bool) if self._config.dense else self._host.is_held(blocks)
         found = Found(blocks, copied, windows)
@@ -101,11 +101,11 @@ class PrefixCache:
         known = len(sequence.call.prompt) + sequence.num_output_tokens
         full = int(min(tokens, known, sequence.full_attention_tokens)) // self._config.block_tokens
         if self._config.prefix_cache and full:
-            names = self._names(sequence, full)
-            self._host.publish(names, blocks[:full])
-            self._windows.publish(sequence, names)
+            hashes = self._hashes(sequence, full)
+            self._host.publish(hashes, blocks[:full])
+            self._windows.publish(sequence, hashes)
 
-    def _names_of_prompt(self, sequence: Sequence) -> Iterator[bytes]:
+    def _hashes_of_prompt(self, sequence: Sequence) -> Iterator[bytes]:
         """Hashes of the blocks that may be found, made as they are asked for: hardly any if nothing is.
 
         At least one token is left to be prefilled: its output is needed.
@@ -113,11 +113,11 @@ class PrefixCache:
         most = (len(sequence.call.prompt) - 1) // self._config.block_tokens
         given = 0
         while given < most:
-            names = self._names(sequence, min(most, 2 * given or 1))
-            yield from names[given:]
-            given = len(names)
+            hashes = self._hashes(sequence, min(most, 2 * given or 1))
+            yield from hashes[given:]
+            given = len(hashes)
 
-    def _names(self, sequence: Sequence, blocks: int) -> list[bytes]:
+    def _hashes(self, sequence: Sequence, blocks: int) -> list[bytes]:
         """Hashes of a sequence's first blocks, which must be full."""
         if sequence.hashes is None:
             params = sequence.call.params

@@ -36,9 +36,9 @@ class WindowPool(HostPool):
     def num_cached(self) -> int:
         return super().num_cached + len(self._retired)
 
-    def is_named(self, block: int) -> bool:
+    def is_published(self, block: int) -> bool:
         """Whether a block can be found."""
-        return bool(self._is_named[block])
+        return bool(self._is_published[block])
 
     def hold(self, blocks: Int32) -> None:
         self._shared += int((self._holders[blocks] > 0).sum())
@@ -73,21 +73,21 @@ class WindowPool(HostPool):
             self._retired[block] = None
         return int(self._turns[block])
 
-    def publish_retired(self, name: bytes, block: int, turn: int) -> None:
+    def publish_retired(self, block_hash: bytes, block: int, turn: int) -> None:
         """Let a retired block be found, unless it was given out again meanwhile."""
         if block in self._retired and self._turns[block] == turn:
-            self.publish([name], np.array([block], np.int32))
+            self.publish([block_hash], np.array([block], np.int32))
 
-    def longest_with_window(self, names: list[bytes], blocks: int) -> int:
+    def longest_with_window(self, hashes: list[bytes], blocks: int) -> int:
         """How many of these blocks of a sequence, at most, end with so many that can be found, or with all.
 
         Args:
-            names: Hashes of the sequence's first blocks.
+            hashes: Hashes of the sequence's first blocks.
             blocks: How many make up a window.
         """
         longest = run = 0
-        for end, name in enumerate(names, start=1):
-            run = run + 1 if name in self._published else 0
+        for end, each in enumerate(hashes, start=1):
+            run = run + 1 if each in self._published else 0
             if run >= min(end, blocks):
                 longest = end
         return longest
@@ -95,5 +95,5 @@ class WindowPool(HostPool):
     def _evict(self, count: int) -> Int32:
         retired = min(count, len(self._retired))
         blocks = np.array([self._retired.popitem(last=False)[0] for _ in range(retired)], np.int32)
-        self._forget(blocks[self._is_named[blocks]])
+        self._forget(blocks[self._is_published[blocks]])
         return np.concatenate((blocks, super()._evict(count - retired)))

@@ -5,8 +5,6 @@ that had its place before. With one, that block stays where it is, if it can be 
 new one gets other memory: so a window can be found that a sequence has left behind.
 """
 
-from collections.abc import Sequence as Names
-
 import numpy as np
 
 from hiscore.arrays import Int32
@@ -55,7 +53,7 @@ class Windows:
         pages = slice(place * self._config.block_pages, (place + 1) * self._config.block_pages)
         block = int(ring.pages[pages.start]) // self._config.block_pages
         in_prompt = (before + 1) * self._config.block_tokens <= len(sequence.call.prompt)
-        if self.pool.is_named(block):
+        if self.pool.is_published(block):
             self.pool.retire(block)
         elif in_prompt and not sequence.is_published:
             ring.set_aside.append(SetAside(before, block, self.pool.retire(block)))
@@ -117,28 +115,28 @@ class Windows:
         if not left:
             ring.set_aside.clear()
 
-    def find(self, names: Names[bytes]) -> tuple[int, Int32]:
+    def find(self, hashes: list[bytes]) -> tuple[int, Int32]:
         """How many of a prompt's first blocks can be used: the window before their end is there; and its blocks.
 
         Args:
-            names: Hashes of those that are on the host.
+            hashes: Those of the blocks that are on the host.
         """
         if not self._ring:
-            return len(names), NO_PAGES
+            return len(hashes), NO_PAGES
         blocks = self._ring - 1
-        end = self.pool.longest_with_window(list(names), blocks)
-        return end, self.pool.find(names[max(0, end - blocks) : end])
+        end = self.pool.longest_with_window(hashes, blocks)
+        return end, self.pool.find(hashes[max(0, end - blocks) : end])
 
-    def publish(self, sequence: Sequence, names: Names[bytes]) -> None:
-        """Let others find a sequence's blocks, as far as there are names: hashes of its first ones."""
+    def publish(self, sequence: Sequence, hashes: list[bytes]) -> None:
+        """Let others find a sequence's blocks, as far as there are hashes of its first ones."""
         if not self._ring:
             return
         ring = sequence.window
         for number, block in zip(ring.numbers.tolist(), self._blocks_of(ring.pages), strict=True):
-            if 0 <= number < len(names):
-                self.pool.publish([names[number]], np.array([block], np.int32))
+            if 0 <= number < len(hashes):
+                self.pool.publish([hashes[number]], np.array([block], np.int32))
         for each in ring.set_aside:
-            self.pool.publish_retired(names[each.number], each.block, each.turn)
+            self.pool.publish_retired(hashes[each.number], each.block, each.turn)
         ring.set_aside.clear()
 
     def _pages_of(self, blocks: Int32) -> Int32:

@@ -903,7 +903,7 @@ def test_sequences_that_begin_alike_share_windows_and_do_not_write_to_them(
 ) -> None:
     """spoiled: the control; a sequence that goes on writes to blocks that others see."""
     if spoiled:
-        monkeypatch.setattr(WindowPool, "is_named", lambda pool, block: False)
+        monkeypatch.setattr(WindowPool, "is_published", lambda pool, block: False)
     worker, callers = HashWorker(replace(TINY, **WINDOWS), delay=3), Callers()
     calls = {Caller(i): call([*range(40 - 5 * i), i], 30, ignore_eos=True) for i in range(7)}
     first, *others = calls
@@ -932,7 +932,7 @@ def test_a_prefix_is_used_as_far_as_the_window_before_its_end_is_there(
 ) -> None:
     """spoiled: the control; windows are taken for there that are not."""
     if spoiled:
-        monkeypatch.setattr(WindowPool, "longest_with_window", lambda pool, names, blocks: len(names))
+        monkeypatch.setattr(WindowPool, "longest_with_window", lambda pool, hashes, blocks: len(hashes))
         monkeypatch.setattr(WindowPool, "find", _anything)
     worker, callers = HashWorker(replace(TINY, **WINDOWS)), Callers()
     # The second takes the first blocks that the first has left behind, of ten; the third would need them.

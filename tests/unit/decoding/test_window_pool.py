@@ -71,15 +71,15 @@ def test_a_block_that_was_given_out_again_is_not_published() -> None:
 
 def test_a_prompt_goes_on_where_a_whole_window_is_there() -> None:
     pool = WindowPool(8)
-    names = [bytes([each]) * 16 for each in range(8)]
+    hashes = [bytes([each]) * 16 for each in range(8)]
     for at in (0, 1, 3, 4, 5):
-        left_behind(pool, names[at])
-    assert pool.longest_with_window(names, 2) == 6
-    assert pool.longest_with_window(names[:5], 2) == 5
-    assert pool.longest_with_window(names[:4], 2) == 2  # the window before 4 lacks block 2
-    assert pool.longest_with_window(names[:1], 2) == 1  # all that there is before 1
-    assert pool.longest_with_window(names[2:4], 2) == 0
-    assert pool.longest_with_window(names, 0) == 8
+        left_behind(pool, hashes[at])
+    assert pool.longest_with_window(hashes, 2) == 6
+    assert pool.longest_with_window(hashes[:5], 2) == 5
+    assert pool.longest_with_window(hashes[:4], 2) == 2  # the window before 4 lacks block 2
+    assert pool.longest_with_window(hashes[:1], 2) == 1  # all that there is before 1
+    assert pool.longest_with_window(hashes[2:4], 2) == 0
+    assert pool.longest_with_window(hashes, 0) == 8
     assert pool.longest_with_window([], 2) == 0
 
 

@@ -45,16 +45,16 @@ def test_what_a_prompt_leaves_behind_is_kept_until_its_memory_is_needed() -> Non
     windows.add(one, windows.missing(one, 8))
     _, into = windows.enter_chunk(one, 30)
     assert len(set(into.tolist())) == 15  # a place of its own for each page: the pool has eight blocks
-    names = [bytes([each]) * 16 for each in range(7)]
-    assert windows.find(names)[0] == 0
-    windows.publish(one, names)
-    end, found = windows.find(names)
+    hashes = [bytes([each]) * 16 for each in range(7)]
+    assert windows.find(hashes)[0] == 0
+    windows.publish(one, hashes)
+    end, found = windows.find(hashes)
     assert (end, len(found)) == (7, 2)
     assert (found * 2).tolist() == into[10:14:2].tolist()
-    assert windows.find(names[:3])[0] == 3
+    assert windows.find(hashes[:3])[0] == 3
     # Another sequence takes all that is left: only what the first still has is found.
     windows.pool.allocate(5)
-    assert [windows.find(names[:length])[0] for length in (3, 6, 7)] == [0, 0, 7]
+    assert [windows.find(hashes[:length])[0] for length in (3, 6, 7)] == [0, 0, 7]
     windows.free(one, 0)
     assert windows.pool.num_used == 5
 
