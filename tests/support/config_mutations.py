@@ -119,7 +119,7 @@ def wrong(
 
     original, unchanged = json.loads((source / "config.json").read_text()), read(source)
     alone, alike = [{}, *_of_towers(_known, original, keys)], list[dict[str, Any]]()
-    for changes in _of_towers(_strange, original, keys):
+    for changes in _of_towers(_of_other_families, original, keys):
         (alike if reads_alike(changes) else alone).append(changes)
     together = _merged(alike)
     found = {str(changes): verdict(with_changes(changes), False) for changes in alone}
@@ -166,7 +166,7 @@ def _plain(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]
     yield from TOGETHER
 
 
-def _strange(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
+def _of_other_families(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
     """Keys of other families; transformers may still look for one, and one value will show it."""
     for key in sorted(keys - keys_of([original["model_type"]]) - original.keys() - VALUES.keys() - IGNORED):
         yield {key: 3}
