@@ -57,8 +57,8 @@ class Batch:
         cost = call.left
         if cost > room:
             cost = min(call.left, max(room // call.item, int(at_least_one)) * call.item)
-        if cost <= 0:
-            return None
+            if cost <= 0:
+                return None
         call.left -= cost
         self.cost += cost
         self.taken.append((call, cost))
