@@ -124,8 +124,8 @@ def read_mistral(text: str) -> list[ToolCall]:
 def read_list(text: str) -> list[ToolCall]:
     """A list of ``{"name": .., "arguments": {..}}``."""
     entries = json.loads(text)
-    if not isinstance(entries, list):
-        raise ValueError("not a list")
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("not a list of calls")
     return [_call(entry) for entry in entries]
 
 

@@ -54,6 +54,8 @@ ANSWERS: list[tuple[ToolFormat, str, list[Part]]] = [
     (FORCED, '[{"name": "time", "arguments": {}}]', [TIME]),
     (FORCED, '[{"name": "time", "argum', [Content('[{"name": "time", "argum')]),
     (FORCED, " ", [Content(" ")]),
+    (FORCED, "[]", [Content("[]")]),
+    (MISTRAL, "[TOOL_CALLS] []", [Content("[TOOL_CALLS] []")]),
 ]  # fmt: skip
 
 
