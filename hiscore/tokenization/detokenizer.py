@@ -99,10 +99,11 @@ class IncrementalDetokenizer:
         return self._give_up_bytes() if self._broken else ""
 
     def _give_up_bytes(self) -> str:
-        """Begin the window anew with bytes that are no character."""
+        """Begin the window anew with bytes that are no character; what it holds back is sent first."""
+        held_back = self._factory.decode(self._window, self._skip)[self._sent :]
         self._window, self._bytes = self._bytes, []
         self._sent = len(self._factory.decode(self._window, self._skip))
-        return REPLACEMENT * self._sent
+        return held_back + REPLACEMENT * self._sent
 
     def _settle(self, tokens: list[int]) -> str:
         self._window += tokens

@@ -170,6 +170,15 @@ def test_characters_before_an_invalid_byte_stand() -> None:
     assert "".join(pieces(DECODERS[name], ids[1:])) == truth(name, ids[1:]) == REPLACEMENT * 4 + "a"
 
 
+def test_a_replacement_character_before_an_invalid_byte_stands() -> None:
+    """It is a character like any other: only what is behind it is invalid."""
+    name = "gemma's decoder"
+    ids = TOKENIZERS[name].convert_tokens_to_ids(["a", "<0xEF>", "<0xBF>", "<0xBD>", "<0x80>", "a"])
+    assert pieces(DECODERS[name], ids) == ["a", "", "", "", 2 * REPLACEMENT, "a", ""]
+    # Also where the text goes on within a character.
+    assert pieces(DECODERS[name], [*ids[:4], ids[1], ids[0]])[3:] == ["", "", 2 * REPLACEMENT + "a", ""]
+
+
 @pytest.mark.parametrize("name", ["gemma's decoder", "llama2's decoder"])
 def test_characters_of_byte_tokens_come_one_by_one(name: str) -> None:
     """Ten emoji came all at the end."""
