@@ -1,6 +1,7 @@
 """Conversations become the ids that transformers gives them, and no field of a request forms a special token."""
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ TOOL = {
 }
 
 
+@lru_cache(maxsize=8)
 def conversations(checkpoint: Path, source: str) -> Conversations:
+    """Several tests share them: building takes longer. The files of the checkpoint must not change."""
     return Conversations(checkpoint, ChatTemplate(source, {"bos_token": "<s>"}), LIMITS)
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [AddedToken(name, normalized=False) for name in ("yes", "no", "Yes", "No", "</think>")]
     )
     return tiny_tokenizers.save(tokenizer, tmp_path_factory.mktemp("Qwen3-Reranker-8B-int4"))
+
+
+@lru_cache(maxsize=len(FAMILIES))
+def prompts_of(checkpoint: Path, template: str) -> RerankPrompts:
+    """As of a classifier: in the small vocabularies, "yes" is no token. Shared: building takes longer than a test.
+
+    Args:
+        checkpoint: A directory whose files do not change.
+        template: A family's.
+    """
+    return RerankPrompts(checkpoint, template, is_classifier=True)
 
 
 def test_qwen3_reranker_is_asked_as_its_card_says(qwen: Path) -> None:
@@ -98,8 +110,7 @@ FIELDS = ("query", "document", "instruction")
 @pytest.mark.parametrize("template", [*FAMILIES])
 def test_no_field_forms_a_special_token(checkpoint: Path, template: str, field: str) -> None:
     """Every special token of every tokenizer, in every field of every template."""
-    # As of a classifier: in these small vocabularies, "yes" is no token.
-    prompts = RerankPrompts(checkpoint, template, is_classifier=True)
+    prompts = prompts_of(checkpoint, template)
     tokenizer = prompts.tokenizer
     writable = {name for name in tokenizer.protected if name.startswith("<0x")} | {"<unk>"}
     special = {tokenizer._plain.token_to_id(name) for name in tokenizer.protected if name not in writable}
@@ -179,7 +190,7 @@ TEXTS = [
 @pytest.mark.parametrize("template", [*FAMILIES])
 @pytest.mark.parametrize("query", ["Is it a fruit?", "", "an ", "日本"])
 def test_tokens_are_those_of_whole_prompts(checkpoint: Path, template: str, query: str) -> None:
-    prompts = RerankPrompts(checkpoint, template, is_classifier=True)
+    prompts = prompts_of(checkpoint, template)
     for documents in (TEXTS, TEXTS[:2], TEXTS[:1], TEXTS[3:5]):
         queries = [query] * len(documents)
         whole = prompts.tokenizer.encode([prompts.text(query, document) for document in documents])
