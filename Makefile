@@ -7,9 +7,13 @@ AUDIT := $(VENV)/audit
 CLIENTS := $(VENV)/clients
 # What gets PyTorch's build without CUDA.
 CPU_TORCH := PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
-# One pytest worker per core. A worker of the server tests starts servers of its own, 2 GiB and more.
+# One pytest worker per core.
 PARALLEL := -n auto --maxprocesses 8
-PARALLEL_SERVERS := -n auto --maxprocesses 2 --dist loadfile
+# A worker of the server tests often waits, for servers that start, drain and stop: one more than cores, at most 3,
+# and as many as have 3 GiB each for their servers. The longest files come first (tests/server/conftest.py).
+SERVER_WORKERS = $(shell awk -v cores=$$(nproc) '/^MemAvailable/ { n = int($$2 / (3 * 2^20)) } \
+	END { if (n > cores + 1) n = cores + 1; if (n > 3) n = 3; if (n < 1) n = 1; print n }' /proc/meminfo)
+PARALLEL_SERVERS = -n $(SERVER_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve doctor check test test-gpu image-test soak bench bench-gpu lint format docs audit clean

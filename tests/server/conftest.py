@@ -14,6 +14,25 @@ from tests.server.held import Holdable
 from tests.server.leftovers import leftovers
 from tests.support import tiny_models, tiny_tokenizers
 
+# Files that take more than a minute, the longest first; a worker has one file at a time.
+LONGEST = (
+    "test_tensor_parallel.py",
+    "test_watchdog.py",
+    "test_soak.py",
+    "test_launcher_signals.py",
+    "test_score_families.py",
+    "test_score_encoders.py",
+    "test_launcher.py",
+    "test_perf_analyzer.py",
+    "test_api_fuzz.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files: one that begins last would keep one worker busy, and the others idle."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
 
 class StartServer(Protocol):
     """Start a server on free ports, or return the running one with the same checkpoint and settings."""
