@@ -34,8 +34,8 @@ def children() -> set[int]:
 
 
 @pytest.mark.slow
-def test_five_starts_and_stops_leave_nothing(tiny_llama: Path, tmp_path: Path) -> None:
-    for _ in range(5):
+def test_three_starts_and_stops_leave_nothing(tiny_llama: Path, tmp_path: Path) -> None:
+    for _ in range(3):
         with Server(settings(tiny_llama), tmp_path / "server.log") as server:
             name = server.name
             assert server.models == ("scorer", "decode")

@@ -130,7 +130,7 @@ def test_calls_that_take_longer_than_a_drain_may_fail(tiny_llama: Path, tmp_path
 
 
 def test_a_killed_launcher_takes_its_server_along(tiny_llama: Path, tmp_path: Path) -> None:
-    with launched(LAUNCHER, tiny_llama, tmp_path / "log") as (process, _):
+    with launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer") as (process, _):
         name, pid = server_below(process.pid)
         assert psutil.pid_exists(pid)
         process.kill()
@@ -141,7 +141,7 @@ def test_a_killed_launcher_takes_its_server_along(tiny_llama: Path, tmp_path: Pa
 
 
 def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) -> None:
-    with launched(LAUNCHER, tiny_llama, tmp_path / "log", WATCHDOG="exit") as (process, _):
+    with launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer", WATCHDOG="exit") as (process, _):
         name, pid = server_below(process.pid)
         os.kill(pid, signal.SIGKILL)
         assert process.wait(TIMEOUT_S) == 1
