@@ -72,6 +72,7 @@ class PageReclaimer:
             or self._queues.waiting
             or self._queues.preempted
             or self._queues.draining
+            or all(each.resident for each in self._queues.running)
         ):
             return
         free = self._blocks.device.num_free - self.spare().device
