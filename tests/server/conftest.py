@@ -14,7 +14,7 @@ from tests.server.held import Holdable
 from tests.server.leftovers import leftovers
 from tests.support import tiny_models, tiny_tokenizers
 
-# Files that take more than a minute, the longest first; a worker has one file at a time.
+# Of the files that take about a minute and more, the longest first; a worker has one file at a time.
 LONGEST = (
     "test_tensor_parallel.py",
     "test_watchdog.py",
