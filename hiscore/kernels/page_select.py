@@ -186,7 +186,7 @@ def _weights_and_keys(
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """weights [count] = mean over the group of each query head's softmax over its scores [GROUP, count]."""
+    """weights [count]: mean over the group of each head's softmax of its scores [GROUP, count]. And their keys."""
     group = tl.arange(0, PADDED_GROUP)[:, None]
     top = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([PADDED_GROUP], tl.float32)

@@ -53,6 +53,7 @@ class Run:
     steady_tokens_per_s: float
     """While as many sequences run as ever and no prompt is prefilled, see `steady`."""
     steady_rows: float
+    steady_seconds: float
     rows_per_step: float
     hit_rate: float
     swap_in_mib: float
@@ -163,6 +164,7 @@ class Bench:
             decode_tokens_per_s=decoded / max(risen("step_seconds"), 1e-9),
             steady_tokens_per_s=most.tokens_per_s,
             steady_rows=most.rows,
+            steady_seconds=most.seconds,
             rows_per_step=decoded / steps,
             hit_rate=risen("hits") / max(risen("hits") + risen("misses"), 1),
             swap_in_mib=risen("misses") * unit / steps / 2**20,

@@ -39,10 +39,12 @@ class Steady:
     Attributes:
         tokens_per_s: By the wall clock.
         rows: Of a step.
+        seconds: Of those intervals together.
     """
 
     tokens_per_s: float
     rows: float
+    seconds: float
 
 
 def steady(samples: Sequence[Sample]) -> Steady:
@@ -59,9 +61,9 @@ def steady(samples: Sequence[Sample]) -> Steady:
     most = max((tokens / steps for _, steps, tokens in intervals), default=0)
     full = [each for each in intervals if each[2] / each[1] >= NEARLY_ALL * most]
     if not full:
-        return Steady(math.nan, math.nan)
+        return Steady(math.nan, math.nan, 0.0)
     seconds, steps, tokens = map(sum, zip(*full, strict=True))
-    return Steady(tokens / seconds, tokens / steps)
+    return Steady(tokens / seconds, tokens / steps, seconds)
 
 
 class Watch:

@@ -14,7 +14,7 @@ from tests.server.held import Holdable
 from tests.server.leftovers import leftovers
 from tests.support import tiny_models, tiny_tokenizers
 
-# Of the files that take about a minute and more, the longest first; a worker has one file at a time.
+# Of the files that take about a minute and more, the longest first: workers take one file after another.
 LONGEST = (
     "test_tensor_parallel.py",
     "test_watchdog.py",
@@ -31,7 +31,8 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: one that begins last would keep one worker busy, and the others idle."""
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+    here = Path(__file__).parent
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)) if item.path.parent == here else -1)
 
 
 class StartServer(Protocol):

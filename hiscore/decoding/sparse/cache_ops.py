@@ -22,8 +22,8 @@ class PageLists:
         pages: int32 [R, H, K]; by_sequence: a block table [max_sequences, K].
         counts: int32 [R, H]; [R, 1] where all heads have the same.
         by_sequence: Whether `pages` is indexed by sequence, not by row and head.
-        wait: What is launched after it finds pages that are listed as ~page, which are being swapped in; None: all
-            are on the device.
+        wait: To be called before what reads pages listed as ~page is launched: they are still being swapped in.
+            None: no page is. `attend` calls it.
     """
 
     pages: Tensor

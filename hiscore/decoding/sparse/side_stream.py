@@ -9,7 +9,7 @@ PRIORITY = -2
 
 
 class SideStream:
-    """Also inside a graph's capture, where it becomes a branch. Without a CUDA device all runs in order.
+    """Works in a graph's capture too, as a branch; without a CUDA device work runs in order.
 
     Args:
         device: Of the stream.
@@ -25,8 +25,9 @@ class SideStream:
             work: Launches kernels.
 
         Returns:
-            Makes the current stream wait for the work; to be called once. Until then it keeps `work`, and with it
-            the tensors that the work reads: the allocator knows nothing of the other stream.
+            A function that makes the current stream wait for the work. It has to be called: until then it keeps
+            `work`, and with it the tensors that the work reads, of whose use on the other stream the allocator
+            knows nothing.
         """
         if self._stream is None:
             work()
@@ -47,4 +48,4 @@ class SideStream:
 
 
 def _nothing() -> None:
-    """In order, all is done."""
+    """Nothing to wait for: work has run in order."""

@@ -23,7 +23,7 @@ from hiscore.kernels.gemv import GEMV_MAX_ROWS
 from hiscore.layers import triton_ops
 from hiscore.models.deepseek import fp8_keys
 
-# Pages that a selecting program reads at once, scores of all heads of a group at most, and its warps.
+# Pages that a selecting program reads at once, how many scores of a group of heads they may have, and its warps.
 SELECT_BLOCK, SELECT_SCORES, SELECT_WARPS = 2048, 16384, 8
 # Least block over the LRU pages: the compiler spills registers with smaller ones.
 MIN_LRU_BLOCK = 512
@@ -51,7 +51,7 @@ class TritonCacheOps(TritonTransfers):
         super().__init__(cache)
         self._shape, self._full_attention, self._value_dim = shape, full_attention, value_dim
         self._max_pages = triton.cdiv(max_length, cache.shape.page_size)
-        self._beside = SideStream(cache.buffer.device)
+        self._side_stream = SideStream(cache.buffer.device)
         # Triton's default for float32 is TF32, with 10 bits of mantissa.
         self._precision = "ieee" if cache.buffer.dtype == torch.float32 else "tf32"
 
@@ -157,7 +157,7 @@ class TritonCacheOps(TritonTransfers):
         )  # fmt: skip
         wait = None
         if beside:
-            wait = self._beside.launch(partial(self._swap_in, layer, swaps, swap_counts))
+            wait = self._side_stream.launch(partial(self._swap_in, layer, swaps, swap_counts))
         else:
             self._swap_in(layer, swaps, swap_counts)
         return SelectedPages(pages, PageLists(device_pages, counts, wait=wait), mass)

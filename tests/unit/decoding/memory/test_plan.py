@@ -25,6 +25,7 @@ from hiscore.decoding.memory.plan import (
 )
 from hiscore.decoding.memory.pool_report import pools_of
 from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
+from hiscore.decoding.worker import build
 from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
@@ -55,7 +56,8 @@ def planned(
         int(decode_plan.HOST_SHARE[kind] * on_host), of_device, decode_plan.MAX_SEQUENCES[kind]
     )
     model, a = shape_of(name, settings.max_context), architecture(name)
-    rows = 256 if kind == "cpu" else 8_192 if on_device > 60 * GIB else 4_096
+    is_large = kind == "cuda" and on_device >= build.LARGE_DEVICE_BYTES and not any(a.windows)
+    rows = build.LONG_PREFILL_TOKEN_BUDGET if is_large else build.PREFILL_TOKEN_BUDGET[kind]
     shape, cache_config = plan_cache(settings, model, budget, dtype, rows)
     staging = (
         cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, shape.windowed)

@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from hiscore.decoding.stats import EngineStats
 from perf.decoding import steady as module
 from perf.decoding.steady import Sample, Watch, steady
@@ -19,6 +21,7 @@ def test_only_intervals_of_steps_with_most_rows_count() -> None:
     found = steady(samples)
     assert found.tokens_per_s == 159 / 2
     assert found.rows == 159 / 20
+    assert found.seconds == 2.0
     # The control: the load as a whole is slower.
     assert samples[-1].tokens / samples[-1].at < found.tokens_per_s
 
@@ -28,7 +31,7 @@ def test_a_load_without_such_an_interval_has_no_rate() -> None:
     assert math.isnan(steady([]).rows)
 
 
-def test_a_watch_samples_until_its_end(monkeypatch) -> None:
+def test_a_watch_samples_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 0.001)
     counts = iter(range(10**9))
     with Watch(lambda: EngineStats(steps=next(counts))) as watch:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from perf.decoding.engine_load import Run
 from perf.decoding.time_per_token import summarise
 
-RUN = Run(2.0, 2.0, 3.0, 10.0, 1.0, 100.0, 1.9, 110.0, 120.0, 5.0, 4.0, 0.9, 0.1, 0.5, 0)
+RUN = Run(2.0, 2.0, 3.0, 10.0, 1.0, 100.0, 1.9, 110.0, 120.0, 5.0, 1.0, 4.0, 0.9, 0.1, 0.5, 0)
 
 
 def test_ratios_are_taken_within_a_round() -> None:
