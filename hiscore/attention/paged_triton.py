@@ -86,8 +86,7 @@ def paged_attention(
         sinks: float32 [heads], see `AttentionShape`.
         by_sequence: Whether `pages` is a block table.
         chained: See `gemv.pdl_launch_kwargs`; a block table then lists every page of a sequence.
-        wait: What is launched after it may read pages that are listed as ~page; None: there are none. The bits
-            are the same.
+        wait: Called before pages that are listed as ~page are read; None: there are none. The bits are the same.
 
     Returns:
         [R, heads, value_dim or head_dim]; uninitialised for rows without pages, padding included.

@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from hiscore.attention import paged_triton
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_triton import paged_attention
 from hiscore.decoding.kv_cache.cache import KVCache
@@ -25,6 +26,9 @@ from hiscore.models.deepseek import fp8_keys
 
 # Pages that a selecting program reads at once, how many scores of a group of heads they may have, and its warps.
 SELECT_BLOCK, SELECT_SCORES, SELECT_WARPS = 2048, 16384, 8
+# Programs of attention to pending splits, most of which end at once. More, as of many rows of which one attends
+# to 128k tokens, would take longer than the copies that they wait for (by arithmetic, not measured).
+MOST_PENDING_PROGRAMS = 2**15
 # Least block over the LRU pages: the compiler spills registers with smaller ones.
 MIN_LRU_BLOCK = 512
 
@@ -137,7 +141,7 @@ class TritonCacheOps(TritonTransfers):
         pages, device_pages, counts = empty(width), empty(width), empty()
         swaps, swap_counts, mass = empty(width, 2), empty(), empty(dtype=torch.float32)
         keys_width = max(self._max_pages, sizes.lru_pages)
-        beside = self._swaps_beside(rows)
+        beside = self._swaps_beside(rows, width)
         group = triton.next_power_of_2(heads // sizes.kv_heads)
         block = min(SELECT_BLOCK, SELECT_SCORES // group, triton.next_power_of_2(self._max_pages))
         weights = scores if by_indexer else empty(self._max_pages, dtype=torch.float32)
@@ -184,14 +188,20 @@ class TritonCacheOps(TritonTransfers):
             _is_chained(len(q)), lists.wait,
         )  # fmt: skip
 
-    def _swaps_beside(self, rows: int) -> bool:
-        """Whether swap-ins run beside attention to what is there.
+    def _swaps_beside(self, rows: int, width: int) -> bool:
+        """Whether swap-ins run beside attention to what is there; width: pages of the longest list.
 
         Those of ranks are exchanged, and a chain of kernels has no branches. Of pages of one token a few are
         missing in nearly every split.
         """
         shape = self._cache.shape
-        return shape.host_share.ranks == 1 and shape.page_size > 1 and not _is_chained(rows)
+        programs = rows * shape.kv_heads * triton.cdiv(width * shape.page_size, paged_triton.SPLIT)
+        return (
+            shape.host_share.ranks == 1
+            and shape.page_size > 1
+            and not _is_chained(rows)
+            and programs <= MOST_PENDING_PROGRAMS
+        )
 
 
 def _is_chained(rows: int) -> bool:

@@ -224,8 +224,17 @@ def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
 
 
 def test_in_a_chain_no_page_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TritonCacheOps, "_swaps_beside", lambda ops, rows: False)
+    monkeypatch.setattr(TritonCacheOps, "_swaps_beside", lambda ops, rows, width: False)
     play("quest", 2, beside=False)
+
+
+def test_long_lists_of_many_rows_are_swapped_in_before_attention() -> None:
+    """Of 48 rows that select, and of one among them that attends to 131,072 tokens: lists are then as long."""
+    sizes = replace(SHAPE, page_size=32, kv_heads=8, max_pages=4_096)
+    cache = KVCache.allocate(replace(sizes, host_pages=1, device_pages=1), torch.float32, torch.device("cpu"))
+    ops = TritonCacheOps(cache, attention_shape(sizes, 4), 131_072)
+    assert ops._swaps_beside(48, width=64)
+    assert not ops._swaps_beside(48, width=4_096)
 
 
 def test_lists_are_no_longer_than_what_a_selector_chooses() -> None:
