@@ -18,7 +18,7 @@ from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.errors import RequestError
 from perf.decoding.arms import PLENTY, Arm, build_worker, dtype
-from perf.decoding.steady import Watch, steady
+from perf.decoding.steady import steady, watched
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Bench:
         options = parse_sampling_params(json.dumps(given))
         prompts = self._prompts(load, np.random.default_rng(seed))
         before, started = self._engine.stats(), time.perf_counter()
-        with Watch(self._engine.stats) as watch:
+        with watched(self._engine.stats) as samples:
             for key, prompt in enumerate(prompts):
                 self._engine.submit(DecodeCall(prompt, options, math.inf), key)
             for _ in prompts:
@@ -152,7 +152,7 @@ class Bench:
         gaps = between(list(arrivals.times.values())) * 1e3
         shape, steps = self.worker._cache.shape, max(risen("steps"), 1)
         unit = shape.kv_parts * shape.page_size * shape.head_dim * dtype().itemsize
-        decoded, most = risen("tokens") - load.streams, steady(watch.samples)
+        decoded, most = risen("tokens") - load.streams, steady(samples)
         return Run(
             tpot_ms=float(gaps.mean()) if len(gaps) else math.nan,
             itl_p50_ms=float(np.median(gaps)) if len(gaps) else math.nan,

@@ -1,14 +1,14 @@
 """Tokens/s while as many sequences run as ever and no prompt is prefilled."""
 
 import math
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from types import TracebackType
 
 from hiscore.decoding.stats import EngineStats
+from perf.machine.repeatedly import repeatedly
 
 INTERVAL_S = 0.1
 NEARLY_ALL = 0.95
@@ -66,30 +66,18 @@ def steady(samples: Sequence[Sample]) -> Steady:
     return Steady(tokens / seconds, tokens / steps, seconds)
 
 
-class Watch:
-    """Takes samples of an engine as long as the context lasts.
+@contextmanager
+def watched(stats: Callable[[], EngineStats]) -> Iterator[list[Sample]]:
+    """Samples of an engine, taken as long as the context lasts.
 
     Args:
         stats: The engine's statistics so far.
     """
+    samples: list[Sample] = []
 
-    def __init__(self, stats: Callable[[], EngineStats]) -> None:
-        self._stats = stats
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch")
-        self.samples: list[Sample] = []
+    def sample() -> None:
+        now = stats()
+        samples.append(Sample(time.perf_counter(), now.steps, now.tokens, now.prompt_tokens))
 
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(INTERVAL_S):
-            stats = self._stats()
-            self.samples.append(Sample(time.perf_counter(), stats.steps, stats.tokens, stats.prompt_tokens))
+    with repeatedly(sample, INTERVAL_S):
+        yield samples

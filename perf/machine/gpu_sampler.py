@@ -6,9 +6,11 @@ Utilization is the share of the driver's last sample period (0.17 to 1 s) in whi
 import ctypes
 import os
 import statistics
-import threading
 import time
+from contextlib import ExitStack
 from types import TracebackType
+
+from perf.machine.repeatedly import repeatedly
 
 HERTZ = 10
 
@@ -29,8 +31,7 @@ class GpuSampler:
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, int, int]] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._sampling = ExitStack()
         self._handle = ctypes.c_void_p()
         try:
             self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -48,15 +49,13 @@ class GpuSampler:
 
     def __enter__(self) -> "GpuSampler":
         if self.driver:
-            self._thread.start()
+            self._sampling.enter_context(repeatedly(self._sample, 1 / HERTZ))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        if self.driver:
-            self._thread.join()
+        self._sampling.close()
 
     def busy(self, begin: float, end: float) -> float | None:
         """Mean utilization (0 to 1) between two times of `time.perf_counter`; None without samples."""
@@ -68,15 +67,14 @@ class GpuSampler:
         samples = [used for when, _, used in self._samples if begin <= when <= end]
         return max(samples) / 2**30 if samples else None
 
-    def _run(self) -> None:
+    def _sample(self) -> None:
         rates, memory = _Utilization(), _Memory()
         queries = (
             (self._nvml.nvmlDeviceGetUtilizationRates, rates),
             (self._nvml.nvmlDeviceGetMemoryInfo, memory),
         )
-        while not self._stop.wait(1 / HERTZ):
-            if not any(function(self._handle, ctypes.byref(into)) for function, into in queries):
-                self._samples.append((time.perf_counter(), rates.gpu, memory.used))
+        if not any(function(self._handle, ctypes.byref(into)) for function, into in queries):
+            self._samples.append((time.perf_counter(), rates.gpu, memory.used))
 
 
 def visible_gpus() -> list[str]:

@@ -1,6 +1,7 @@
 """Work on a stream beside the current one."""
 
 import weakref
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -48,7 +49,7 @@ def captured(waits: bool, cycles: int) -> Tensor:
 
 
 @pytest.mark.parametrize("read", [overtaking, captured])
-def test_only_what_waits_sees_the_work(read) -> None:
+def test_only_what_waits_sees_the_work(read: Callable[[bool, int], Tensor]) -> None:
     for waits, expected in ((True, [0.0, 1.0]), (False, [0.0, 0.0])):
         found: list[float] = []
         for longer in LONGER:

@@ -6,7 +6,7 @@ import pytest
 
 from hiscore.decoding.stats import EngineStats
 from perf.decoding import steady as module
-from perf.decoding.steady import Sample, Watch, steady
+from perf.decoding.steady import Sample, steady, watched
 
 
 def test_only_intervals_of_steps_with_most_rows_count() -> None:
@@ -31,12 +31,12 @@ def test_a_load_without_such_an_interval_has_no_rate() -> None:
     assert math.isnan(steady([]).rows)
 
 
-def test_a_watch_samples_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_taken_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 0.001)
     counts = iter(range(10**9))
-    with Watch(lambda: EngineStats(steps=next(counts))) as watch:
-        while len(watch.samples) < 3:
+    with watched(lambda: EngineStats(steps=next(counts))) as samples:
+        while len(samples) < 3:
             pass
-    taken = list(watch.samples)
+    taken = list(samples)
     assert [sample.steps for sample in taken] == list(range(len(taken)))
     assert next(counts) == len(taken)
