@@ -1,6 +1,6 @@
 """`Runner` on CUDA: Triton kernels between the matrix products, and CUDA graphs for each number of rows.
 
-The host launches forwards without waiting for them: the inputs of a whole batch travel in one pinned copy,
+The host launches forwards without waiting for them: the inputs of a whole batch lie in one piece of pinned memory,
 captured graphs replay all layers, and another one the tail of the rows that are read, if they are not too many.
 Rows are padded to the next captured number. Padding belongs to no segment and no tile, so no real row reads it.
 
@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,20 +22,17 @@ from hiscore.attention.flashinfer_prefill import FlashInferAttention
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOTS, Forward
 from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tiles import max_tiles, window_slots
-from hiscore.device import OnDevice, Uploads
+from hiscore.device import PinnedArray, PinnedArrays
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
-from hiscore.prefill.input_layout import SCORED_STEP, InputLayout, pad_scored
+from hiscore.prefill.input_layout import MAX_TAIL_ROWS, NO_ROWS, SCORED_STEP, InputLayout, pad_scored
 from hiscore.prefill.interface import Runner, launch_all
 from hiscore.prefill.pools import Pools
 from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes, rows_between, slices_of
 from hiscore.prefill.static_inputs import StaticInputs
 
 log = logging.getLogger(__name__)
-
-MAX_TAIL_ROWS = 512
-"""Rows whose tail has a graph. With more, the device computes longer than the host launches."""
 
 Graph = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]
 """And what it leaves."""
@@ -92,22 +88,25 @@ class CudaRunner(Runner):
         if not forwards:
             width = self._decoder.architecture.hidden_size
             return torch.empty((0, width), dtype=self._decoder.dtype, device=self._device)
-        uploads = Uploads(self._device)
-        launches = [self.in_slices(forward, uploads) for forward in forwards]
+        arrays = PinnedArrays(self._device)
+        launches = [self.in_slices(forward, arrays) for forward in forwards]
         hidden = [launch_all(slices) for slices in launches]
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
     def slices(self, forward: Forward) -> int:
         return len(self._graphs.get(self._layout_of(len(forward.input_ids)).rows, [None]))
 
-    def in_slices(self, forward: Forward, uploads: Uploads) -> Generator[None, None, Tensor]:
+    def in_slices(self, forward: Forward, arrays: PinnedArrays) -> Generator[None, None, Tensor]:
         layout = self._layout_of(len(forward.input_ids))
-        buffer, slots = self._pack(layout, forward)
+        scored, behind = pad_scored(forward.scored_rows), NO_ROWS
+        if len(scored) <= MAX_TAIL_ROWS:
+            scored, behind = NO_ROWS, scored
+        buffer, slots = self._pack(layout, forward, behind)
         if len(slots) > MAX_CONTEXT_SLOTS:
             raise ValueError(f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit")
         windows = window_slots(forward) if self._pools.windows else NO_SLOTS
-        scored = pad_scored(forward.scored_rows)
-        return self._launch(layout, forward, [uploads.add(each) for each in (buffer, slots, windows, scored)])
+        parts = [arrays.add(each) for each in (buffer, slots, windows, scored)]
+        return self._launch(layout, forward, parts, len(behind))
 
     def _layout_of(self, rows: int) -> InputLayout:
         return self._layouts[bisect_left(self._row_counts, rows)]
@@ -115,21 +114,30 @@ class CudaRunner(Runner):
     def _inputs_of(self, layout: InputLayout) -> StaticInputs:
         return self._few_rows if layout.rows <= self.between else self._many_rows
 
-    def _pack(self, layout: InputLayout, forward: Forward) -> tuple[Int32, Int32]:
+    def _pack(self, layout: InputLayout, forward: Forward, scored: Int32) -> tuple[Int32, Int32]:
         if self._paged_attention:
-            return layout.pack_rows(forward), np.empty(0, np.int32)
-        return layout.pack(forward, self._attention.rows_per_tile)
+            return layout.pack_rows(forward, scored), NO_ROWS
+        return layout.pack(forward, self._attention.rows_per_tile, scored)
 
     def _launch(
-        self, layout: InputLayout, forward: Forward, parts: Sequence[OnDevice]
+        self, layout: InputLayout, forward: Forward, parts: Sequence[PinnedArray], behind: int
     ) -> Generator[None, None, Tensor]:
-        """Launch a forward, a slice at each step; returns the final states of the rows that are read."""
-        buffer, slots, windows, scored = (each() for each in parts)
+        """Launch a forward, a slice at each step; returns the final states of the rows that are read.
+
+        Args:
+            layout: Of its inputs.
+            forward: What FlashInfer plans, if that attends.
+            parts: What is copied: its buffer, slots of contexts and of windows, and the rows to read if they are
+                many.
+            behind: How many rows to read are the last of the buffer instead.
+        """
+        buffer, slots, windows, many = parts
         inputs = self._inputs_of(layout)
         with inputs.held():
             if self._paged_attention:
                 self._paged_attention.plan(forward)
             inputs.fill(buffer, slots, windows)
+            scored = inputs.buffer[len(buffer) - behind : len(buffer)] if behind else many.to(self._device)
             if layout.rows not in self._graphs:
                 final = self._tail(*self._body(layout), scored)
             else:

@@ -27,6 +27,12 @@ def pad_scored(rows: Int64) -> Int32:
     return padded
 
 
+MAX_TAIL_ROWS = 512
+"""Rows to read that come behind the other inputs, and whose tail has a graph. With more, the device computes
+longer than the host launches."""
+NO_ROWS: Int32 = np.empty(0, np.int32)
+
+
 @dataclass(frozen=True)
 class InputLayout:
     """Layout of a forward's inputs in one int32 buffer, for a number of rows with padding."""
@@ -34,26 +40,34 @@ class InputLayout:
     rows: int
     tiles: int
 
-    def pack(self, forward: Forward, rows_per_tile: int) -> tuple[Int32, Int32]:
+    def pack(self, forward: Forward, rows_per_tile: int, scored: Int32 = NO_ROWS) -> tuple[Int32, Int32]:
         """Lay out a forward.
 
+        Args:
+            forward: Of at most `rows` rows.
+            rows_per_tile: Of attention's tiles.
+            scored: int32 [n], at most `MAX_TAIL_ROWS`: what is to come behind the rest.
+
         Returns:
-            int32 [used]: the buffer up to the last column of its tiles.
+            int32 [used]: the buffer.
             int32 [N]: the slots of all contexts.
         """
         cut = cut_into_tiles(forward, rows_per_tile)
         row_values = ROW_FIELDS * self.rows
         table = own_keys.with_own_keys(cut, rows_per_tile)
-        buffer = np.zeros(row_values + ALIGN + len(table), np.int32)
+        end = row_values + ALIGN + len(table)
+        buffer = np.zeros(end + len(scored), np.int32)
         self._fill(buffer[:row_values], forward)[3, : len(forward.input_ids)] = cut.segment_starts
-        buffer[row_values : row_values + 2] = len(cut.tiles), cut.scored
-        buffer[row_values + ALIGN :] = table
+        buffer[row_values : row_values + 2] = len(cut.order), cut.scored
+        buffer[row_values + ALIGN : end], buffer[end:] = table, scored
         return buffer, cut.context_slots
 
-    def pack_rows(self, forward: Forward) -> Int32:
-        """What `pack` lays out of a forward's rows, without what is for our own attention."""
-        buffer = np.zeros(ROW_FIELDS * self.rows, np.int32)
-        self._fill(buffer, forward)
+    def pack_rows(self, forward: Forward, scored: Int32) -> Int32:
+        """What `pack` lays out but for what is for our own attention."""
+        row_values = ROW_FIELDS * self.rows
+        buffer = np.zeros(row_values + len(scored), np.int32)
+        self._fill(buffer[:row_values], forward)
+        buffer[row_values:] = scored
         return buffer
 
     def _fill(self, buffer: Int32, forward: Forward) -> Int32:
@@ -68,7 +82,7 @@ class InputLayout:
     def size(self) -> int:
         """Of the whole buffer."""
         tiles = self.tiles * own_keys.FIELDS + own_keys.most_columns(self.rows)
-        return ROW_FIELDS * self.rows + ALIGN + tiles
+        return ROW_FIELDS * self.rows + ALIGN + tiles + MAX_TAIL_ROWS
 
     def views(
         self, buffer: Tensor, context_slots: Tensor

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from hiscore.attention.metadata import Forward
-from hiscore.device import Uploads
+from hiscore.device import PinnedArrays
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class ForwardRunner(Protocol):
         """In how many slices of its layers `in_slices` launches a forward."""
         return 1
 
-    def in_slices(self, forward: Forward, uploads: Uploads) -> Generator[None, None, Tensor]:
+    def in_slices(self, forward: Forward, arrays: PinnedArrays) -> Generator[None, None, Tensor]:
         """Compute one forward: each step launches a slice of it.
 
         Until the last one, other forwards have no more rows than `between`, and neither read what this one adds to

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_torch import TorchAttention
-from hiscore.device import Uploads
+from hiscore.device import PinnedArrays
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.interface import Runner, launch_all
@@ -40,13 +40,13 @@ class TorchRunner(Runner):
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
         width = self._decoder.architecture.hidden_size
         nothing = torch.empty((0, width), dtype=self._decoder.dtype)
-        launches = [self.in_slices(forward, Uploads(CPU)) for forward in forwards]
+        launches = [self.in_slices(forward, PinnedArrays(CPU)) for forward in forwards]
         return torch.cat([nothing, *(launch_all(slices) for slices in launches)])
 
     def slices(self, forward: Forward) -> int:
         return len(self._spans(forward))
 
-    def in_slices(self, forward: Forward, uploads: Uploads) -> Generator[None, None, Tensor]:
+    def in_slices(self, forward: Forward, arrays: PinnedArrays) -> Generator[None, None, Tensor]:
         layers, windows = self._decoder.architecture.layers, self._pools.windows
         slots = torch.from_numpy(forward.slot_mapping.astype(np.int32))
         rows = self._pools.first_row + torch.arange(len(slots), dtype=torch.int32)

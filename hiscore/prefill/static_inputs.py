@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT
+from hiscore.device import PinnedArray
 from hiscore.prefill.input_layout import ROW_FIELDS, InputLayout
 
 
@@ -43,13 +43,12 @@ class StaticInputs:
         finally:
             self._held = False
 
-    def fill(self, buffer: Tensor, context_slots: Tensor, window_slots: Tensor) -> None:
+    def fill(self, buffer: PinnedArray, context_slots: PinnedArray, window_slots: PinnedArray) -> None:
         """Copy a forward's inputs here; empty ones are not read."""
-        self.buffer[: len(buffer)].copy_(buffer)
-        if len(context_slots):
-            self.context_slots[: len(context_slots)].copy_(context_slots)
-        if self.window_slots is not None and len(window_slots):
-            self.window_slots[: len(window_slots)].copy_(window_slots)
+        buffer.copy_to(self.buffer)
+        context_slots.copy_to(self.context_slots)
+        if self.window_slots is not None:
+            window_slots.copy_to(self.window_slots)
 
     def clear(self, layout: InputLayout) -> None:
         """No tiles and no slots: what is then launched reads and writes no real data."""

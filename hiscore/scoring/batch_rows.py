@@ -42,22 +42,27 @@ class BatchRows(NamedTuple):
         """The rows of at least one prompt, whose slots are set."""
         # A prompt's nodes are its query and its items, which follow it.
         of_queries = np.array([p.query - p.cached for p in packed])  # the cached tokens have no rows
-        runs: list[tuple[int, int, int, int]] = []
+        counts: list[int] = []  # nodes: a query, its items, the next query
+        first_positions: list[int] = []  # of each of these
         lengths: list[Int64] = []
+        items: list[slice] = []
+        nodes = 0
         for i, p in enumerate(packed):
-            query, items = p.query, p.prompt.item_lengths
-            # Of the query and of the items: how many nodes, the position of their first rows, one past the row at
-            # which an empty one is read, whether they are items.
-            end = p.begin + query
-            runs += (1, p.cached, end, 0), (len(items), query, end, 1)
-            lengths += of_queries[i : i + 1], items
-        by_run = np.array(runs)
-        first_positions, of_empty, is_item = by_run[:, 1:].repeat(by_run[:, 0], axis=0).T
+            counts += 1, len(p.items)
+            first_positions += p.cached, p.query
+            lengths += of_queries[i : i + 1], p.prompt.item_lengths
+            items.append(slice(nodes + 1, nodes := nodes + 1 + len(p.items)))
         computed = np.concatenate(lengths)
         ends = computed.cumsum()
         has_rows = computed > 0
-        origins = ends - computed - first_positions  # where in the batch position 0 of each is, or would be
+        # Where in the batch position 0 of each is, or would be.
+        origins = ends - computed - np.array(first_positions).repeat(counts)
         positions = (np.arange(int(ends[-1])) - origins.repeat(computed)).astype(np.int32)
+        read_ends = np.concatenate([ends[each] for each in items])
+        if not has_rows.all():  # an empty item is read at its query's end
+            of_queries = np.array([p.begin + p.query for p in packed]).repeat(counts[1::2])
+            are_read = np.concatenate([has_rows[each] for each in items])
+            read_ends = np.where(are_read, read_ends, of_queries)
         angles = None
         if longrope is not None:
             tables = np.array([longrope.second if p.prompt.is_long else 0 for p in packed], np.int32)
@@ -68,26 +73,28 @@ class BatchRows(NamedTuple):
             angles=angles,
             slots=np.concatenate([p.slots[p.cached :] for p in packed]),
             segment_ends=ends[has_rows],
-            read_ends=np.where(has_rows, ends, of_empty).take(is_item.nonzero()[0]),
+            read_ends=read_ends,
             read_items=np.concatenate([p.items for p in packed]),
         )
 
     def forward(self, begin: int, end: int, groups: Sequence[Group]) -> Forward:
         """Rows `begin` to `end`, whose groups are these."""
-        # It may begin and end within a query or an item.
-        ends = self.segment_ends
-        inside = ends[ends.searchsorted(begin, "right") : ends.searchsorted(end)]
+        inside, read_ends, read_items = self.segment_ends[:-1], self.read_ends, self.read_items
+        if end - begin < len(self.tokens):  # it may begin and end within a query or an item
+            ends = self.segment_ends
+            inside = ends[ends.searchsorted(begin, "right") : ends.searchsorted(end)]
+            read = ((read_ends > begin) & (read_ends <= end)).nonzero()[0]
+            read_ends, read_items = read_ends.take(read), read_items.take(read)
         cu_seqlens = np.empty(len(inside) + 2, np.int32)
         cu_seqlens[0], cu_seqlens[-1] = 0, end - begin
         cu_seqlens[1:-1] = inside - begin
-        read = ((self.read_ends > begin) & (self.read_ends <= end)).nonzero()[0]
         return Forward(
             input_ids=self.tokens[begin:end],
             positions=self.positions[begin:end],
             cu_seqlens=cu_seqlens,
             groups=tuple(groups),
             slot_mapping=self.slots[begin:end],
-            scored_rows=self.read_ends.take(read) - (begin + 1),
-            scored_items=self.read_items.take(read),
+            scored_rows=read_ends - (begin + 1),
+            scored_items=read_items,
             angles=None if self.angles is None else self.angles[begin:end],
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int64
 from hiscore.attention.metadata import Forward
-from hiscore.device import Uploads, free_bytes, memory_of
+from hiscore.device import PinnedArrays, Uploads, free_bytes, memory_of
 from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.lm_head import LMHead
 from hiscore.models import int8
@@ -61,7 +61,7 @@ class Computation:
         self, forward: Forward, requests: Sequence[ScoreRequest]
     ) -> Generator[None, None, list[HeadResult]]:
         """The same for a batch of one forward: each step launches a slice of it, the last one the head as well."""
-        hidden = yield from self.runner.in_slices(forward, Uploads(self.device))
+        hidden = yield from self.runner.in_slices(forward, PinnedArrays(self.device))
         return self._read_out(hidden, [forward], requests)
 
     def _read_out(

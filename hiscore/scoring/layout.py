@@ -4,6 +4,8 @@ Delimiters only mark where items begin and end. Their ids are never read, and th
 computed. Their positions are sent along, so nothing ever searches for them.
 """
 
+from typing import NoReturn
+
 import numpy as np
 
 from hiscore.arrays import Int32
@@ -42,16 +44,18 @@ def unpack(input_ids: Int32, delimiter_indices: Int32) -> MultiItemPrompt:
     Raises:
         RequestError: The indices do not ascend strictly, are out of range or do not end the sequence.
     """
-    _check_layout(input_ids, delimiter_indices)
     delimiters = delimiter_indices.astype(np.int64)
-    return MultiItemPrompt(
-        tokens=np.delete(input_ids, delimiters),
-        query_length=int(delimiters[0]),
-        item_lengths=np.diff(delimiters) - 1,
-    )
+    item_lengths = delimiters[1:] - delimiters[:-1] - 1
+    is_sound = len(delimiters) and delimiters[0] >= 0 and delimiters[-1] == len(input_ids) - 1
+    if not is_sound or item_lengths.min(initial=0) < 0:
+        _refuse_layout(input_ids, delimiter_indices)
+    is_delimiter = np.zeros(len(input_ids), bool)
+    is_delimiter[delimiters] = True
+    return MultiItemPrompt(input_ids[~is_delimiter], int(delimiters[0]), item_lengths)
 
 
-def _check_layout(input_ids: Int32, delimiter_indices: Int32) -> None:
+def _refuse_layout(input_ids: Int32, delimiter_indices: Int32) -> NoReturn:
+    """Say what is wrong with a layout."""
     if len(delimiter_indices) == 0:
         raise RequestError("'delimiter_indices' is empty: one delimiter ends even a call without items")
     low, high = int(delimiter_indices.min()), int(delimiter_indices.max())
@@ -67,8 +71,7 @@ def _check_layout(input_ids: Int32, delimiter_indices: Int32) -> None:
             f"'delimiter_indices' must ascend strictly: {int(delimiter_indices[at])} is followed by "
             f"{int(delimiter_indices[at + 1])} at index {at + 1}"
         )
-    if int(delimiter_indices[-1]) != len(input_ids) - 1:
-        raise RequestError(
-            f"'delimiter_indices' must end the sequence: the last is {int(delimiter_indices[-1])}, "
-            f"'input_ids' ends at {len(input_ids) - 1}"
-        )
+    raise RequestError(
+        f"'delimiter_indices' must end the sequence: the last is {int(delimiter_indices[-1])}, "
+        f"'input_ids' ends at {len(input_ids) - 1}"
+    )

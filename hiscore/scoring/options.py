@@ -7,9 +7,15 @@ models accepts all of them, since an ensemble forwards them to its steps; unknow
 import json
 import reprlib
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from hiscore.errors import RequestError
 from hiscore.parameters import flag, known_only, number
+
+MOST_KEPT = 256
+"""Parameters that stay parsed: callers send the same few again and again."""
+LONGEST_KEPT = 256
+"""Characters of these."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,10 @@ def parse_options(parameters: str) -> ScoreOptions:
     Raises:
         RequestError: An unknown parameter, a wrong type, or a value that is not allowed.
     """
+    return (_kept if len(parameters) <= LONGEST_KEPT else _parse)(parameters)
+
+
+def _parse(parameters: str) -> ScoreOptions:
     default = ScoreOptions()
     given = known_only(parameters, [field.name for field in fields(default)])
     options = ScoreOptions(
@@ -59,6 +69,9 @@ def parse_options(parameters: str) -> ScoreOptions:
             f"parameter 'temperature' is {options.temperature}: other values than 1.0 need apply_softmax"
         )
     return options
+
+
+_kept = lru_cache(MOST_KEPT)(_parse)
 
 
 def _counts(value: object) -> tuple[int, ...] | None:

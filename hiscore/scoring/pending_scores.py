@@ -82,29 +82,31 @@ class PendingScores:
 
     def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
         """Wait for the results and turn logits into scores; call it once."""
+        # As much as possible before the wait: it costs nothing then.
+        items = [len(request.prompt.item_lengths) for request in self._requests]
+        forwards, cached = self._batch.forwards, self._batch.cached_tokens
+        tokens = sum(len(forward.input_ids) for forward in forwards)
+        stats = BatchStats(len(forwards), tokens, sum(items), sum(cached))
         readers = [_reader(request, self._is_classifier) for request in self._requests]
+        results = self._results(items)
         if self._copy_done is not None:
             self._copy_done.synchronize()
-        items = [len(request.prompt.item_lengths) for request in self._requests]
-        results: list[Float32 | None] = [None] * len(items)
-        values = self._host.numpy()
+        return [self._read(index, readers[index], found) for index, found in results], stats
+
+    def _results(self, items: Sequence[int]) -> list[tuple[int, Float32]]:
+        """Each request that has any, and where its results are on the host, or will be; items: of each request."""
+        results: list[tuple[int, Float32]] = []
+        values: Float32 = self._host.numpy()
         for members, width in self._shapes:
             for index in members:
                 if width is None:
                     size = int(own_counts(self._requests[index]).sum())
-                    results[index] = values[:size]
+                    results.append((index, values[:size]))
                 else:
                     size = items[index] * width
-                    results[index] = values[:size].reshape(items[index], width)
+                    results.append((index, values[:size].reshape(items[index], width)))
                 values = values[size:]
-        answers = [
-            self._read(index, readers[index], found)
-            for index, found in enumerate(results)
-            if found is not None
-        ]
-        forwards, cached = self._batch.forwards, self._batch.cached_tokens
-        tokens = sum(len(forward.input_ids) for forward in forwards)
-        return answers, BatchStats(len(forwards), tokens, sum(items), sum(cached))
+        return sorted(results, key=lambda result: result[0])
 
     def _read(self, index: int, reader: ScoreReader | RequestError, result: Float32) -> Scores | RequestError:
         if isinstance(reader, RequestError):

@@ -109,24 +109,26 @@ class PrefixCache:
         """
         if not self.caching or not key.pages:
             return np.empty(0, np.int64), 0
-        hashes = key.pages
+        room = len(self._free_pages) + len(self._cached) - len(self._in_use) - self._reserve
+        pages: list[int] = []
         hits = 0
-        while hits < len(hashes) and hashes[hits] in self._cached and (hits + 1) * PAGE <= max_hit:
-            if not self._has_room_for(hashes[hits]):
-                break
-            self._in_use.add(hashes[hits])
-            hits += 1
-        held = hits
-        while held < len(hashes) and self._has_room_for(hashes[held]):
-            # A page beyond `max_hit` may be cached already: it is written again, with the same contents.
-            if hashes[held] not in self._cached:
-                self._cached[hashes[held]] = self._take_page()
-                self._taken.add(hashes[held])
-            self._in_use.add(hashes[held])
-            held += 1
-        self._queries.append(hashes[:held])
-        self._mark_used(hashes[:held])
-        return slots_of([self._cached[page_hash] for page_hash in hashes[:held]]), hits * PAGE
+        for page_hash in key.pages:
+            if page_hash not in self._in_use:
+                if room <= 0:
+                    break
+                room -= 1
+                self._in_use.add(page_hash)
+            page = self._cached.get(page_hash)
+            if page is None:
+                page = self._cached[page_hash] = self._take_page()
+                self._taken.add(page_hash)
+            elif hits == len(pages) and (hits + 1) * PAGE <= max_hit:
+                hits += 1
+            # Beyond `max_hit` a page that is cached is written again, with the same contents.
+            pages.append(page)
+        self._queries.append(key.pages[: len(pages)])
+        self._mark_used(key.pages[: len(pages)])
+        return slots_of(pages), hits * PAGE
 
     def allocate(self, pages: int) -> list[int]:
         """Take pages out of the pool, evicting cached ones if needed.
@@ -189,11 +191,6 @@ class PrefixCache:
         # The first page becomes the most recently used: a query's end is evicted before its beginning.
         for page_hash in reversed(pages):
             self._cached.move_to_end(page_hash)
-
-    def _has_room_for(self, page_hash: bytes) -> bool:
-        """Whether a page can be in use without touching the reserve."""
-        evictable = len(self._free_pages) + len(self._cached) - len(self._in_use)
-        return page_hash in self._in_use or evictable > self._reserve
 
     def _take_page(self) -> int:
         if not self._free_pages:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hiscore.arrays import Float32, Int64
+from hiscore.arrays import Float32, Float64, Int64
 from hiscore.errors import Code, RequestError
 from hiscore.scoring.options import ScoreOptions
 
@@ -27,14 +27,13 @@ def scores_from_head(values: Float32, options: ScoreOptions, is_classifier: bool
     if not options.apply_softmax:
         return values
     exact = values.astype(np.float64)
-    # A tiny temperature makes numbers infinite that are then 0 or 1.
-    with np.errstate(over="ignore"):
-        if is_classifier and values.shape[1] == 1:
-            scores = 0.5 * (1.0 + np.tanh(0.5 * exact / options.temperature))  # the sigmoid, without overflow
-        else:
-            # Less the maximum before the division: the difference of two infinities is not a number.
-            powers = np.exp((exact - exact.max(axis=1, keepdims=True, initial=-np.inf)) / options.temperature)
-            scores = powers / powers.sum(axis=1, keepdims=True)
+    if is_classifier and values.shape[1] == 1:
+        scores = 0.5 * (1.0 + np.tanh(_tempered(0.5 * exact, options)))  # the sigmoid, without overflow
+    else:
+        # Less the maximum before the division: the difference of two infinities is not a number.
+        exact -= exact.max(axis=1, keepdims=True, initial=-np.inf)
+        powers = np.exp(_tempered(exact, options))
+        scores = powers / powers.sum(axis=1, keepdims=True)
     narrowed: Float32 = scores.astype(np.float32)
     return narrowed
 
@@ -54,6 +53,7 @@ class PairScores:
         self._starts = np.cumsum(counts) - counts
         # Short numbers are compared several times as fast.
         self._is_label = np.arange(columns, dtype=np.int32) < counts.astype(np.int32)[:, None]
+        self._is_full = bool(self._is_label.all())
 
     def of(self, values: Float32) -> Float32:
         """The scores of logits, or of probabilities over the vocabulary.
@@ -71,6 +71,8 @@ class PairScores:
             raise RequestError("the model's output is not a finite number", Code.INTERNAL)
         if self._options.apply_softmax and len(self._counts):
             values = self._softmax(values)
+        if self._is_full:
+            return values.reshape(self._is_label.shape)
         scores = np.zeros(self._is_label.shape, np.float32)
         scores[self._is_label] = values
         return scores
@@ -79,10 +81,18 @@ class PairScores:
         counts, starts = self._counts, self._starts
         powers = values.astype(np.float64)
         powers -= np.repeat(np.maximum.reduceat(values, starts), counts)
-        with np.errstate(over="ignore"):
-            powers /= self._options.temperature
+        powers = _tempered(powers, self._options)
         np.exp(powers, out=powers)
         # Each segment is summed by itself, in an order that depends on its length alone.
         powers /= np.repeat(np.add.reduceat(powers, starts), counts)
         narrowed: Float32 = powers.astype(np.float32)
         return narrowed
+
+
+def _tempered(values: Float64, options: ScoreOptions) -> Float64:
+    """Values over the temperature. A tiny one makes numbers infinite whose scores are then 0 or 1."""
+    if options.temperature == 1.0:
+        return values
+    with np.errstate(over="ignore"):
+        tempered: Float64 = values / options.temperature
+    return tempered

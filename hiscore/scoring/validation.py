@@ -32,8 +32,9 @@ def check_prompt(prompt: MultiItemPrompt, limits: Limits, facts: CheckpointFacts
         raise RequestError(
             f"'input_ids' holds {len(prompt.tokens)} tokens: at most {limits.max_call_tokens} in one call"
         )
-    computed = items * prompt.query_length + int(prompt.item_lengths.sum())
-    if facts.is_encoder and computed > limits.max_call_tokens:
+    # An encoder reads the query with every item.
+    computed = len(prompt.tokens) + prompt.query_length * (items - 1) if facts.is_encoder else 0
+    if computed > limits.max_call_tokens:
         raise RequestError(
             f"query and items make pairs of {computed} tokens in all, since an encoder reads the query with every "
             f"item: at most {limits.max_call_tokens} in one call"

@@ -19,7 +19,7 @@ class LaunchedBatch(Protocol):
         ...
 
     def count(self) -> None:
-        """Update metrics; called after all callers have been answered."""
+        """Update metrics; called once the answers are there."""
 
 
 class LaunchedSlice:
@@ -52,17 +52,3 @@ class FailedBatch:
 
     def count(self) -> None:
         """Nothing was computed."""
-
-
-class CompletedBatch:
-    """A batch that has been answered, but not counted; None for one that failed, which counts nothing."""
-
-    def __init__(self, batch: LaunchedBatch | LaunchedSlice | None) -> None:
-        self._batch = batch
-
-    def finish(self) -> Sequence[Any]:
-        return []
-
-    def count(self) -> None:
-        if self._batch is not None:
-            self._batch.count()

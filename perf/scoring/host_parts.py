@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from hiscore.device import Uploads
+from hiscore.prefill.static_inputs import StaticInputs
 from hiscore.scoring import scorer
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.pending_scores import PendingScores
 
 PARTS = {
     "pack": (scorer, "pack"),
-    "upload": (Uploads, "_send"),
+    "upload": (StaticInputs, "fill"),
     "launch": (BatchedScorer, "launch"),
     "collect": (PendingScores, "_read"),
 }

@@ -39,6 +39,7 @@ NEAR = 1e-4
 # Launches held up by about 3 ms: a queue falls far behind the host, and the other one behind it or not at all.
 CYCLES = 5_000_000
 LONGER = (1, 10, 100)
+STEPS_AHEAD = 16
 
 
 @pytest.fixture(autouse=True)
@@ -382,12 +383,12 @@ def test_a_row_that_is_not_finite_fails_its_sequence_alone(workers: Any, selecto
     assert [outcome.tokens for outcome in outcomes] == [*expected[:victim], *expected[victim + 1 :]]
 
 
-def ahead(worker: CacheWorker, steps: int = 16) -> list[Tensor]:
+def ahead(worker: CacheWorker) -> list[Tensor]:
     """Steps launched without reading any: their logits, and what the host has of the sequence in the end."""
     torch.cuda.synchronize()
     driver = Driver(worker)
     seq_index, _ = driver.admit(prompt(60), 100)
-    launched = [driver.launch([seq_index]) for _ in range(steps)]
+    launched = [driver.launch([seq_index]) for _ in range(STEPS_AHEAD)]
     found = [driver.read(each) for each in launched]
     driver.drain(seq_index)
     torch.cuda.synchronize()
@@ -403,13 +404,14 @@ def test_a_slow_queue_changes_nothing(
     workers: Any, backup: str, slow: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = workers("exact", *SPARSE["exact"], backup=backup)
-    forward, steps = worker._runner.forward, []
+    runner = type(worker._runner)  # of the worker's own one each driver replaces what it launches
+    forward, steps = runner.forward, []
 
     def kept(*batch: Any) -> StepOutputs:
         steps.append(forward(*batch))
         return steps[-1]
 
-    monkeypatch.setattr(worker._runner, "forward", kept)
+    monkeypatch.setattr(runner, "forward", kept)
     expected = ahead(worker)
     assert expected[-1].isfinite().all()
     queues = worker._queues
@@ -427,13 +429,14 @@ def test_a_slow_queue_changes_nothing(
     assert same(ahead(worker), expected)
     # Control: the other queue waits for nothing. It is told in advance which tokens to copy, as in the runs
     # before: what it would read of a step that has not run yet could be any address.
+    assert len(steps) == 2 * STEPS_AHEAD
     written = cycle([(step.host_slots, step.buffer_slots) for step in steps])
 
     def told(*batch: Any) -> StepOutputs:
         host_slots, buffer_slots = next(written)
         return replace(forward(*batch), host_slots=host_slots, buffer_slots=buffer_slots)
 
-    monkeypatch.setattr(worker._runner, "forward", told)
+    monkeypatch.setattr(runner, "forward", told)
     monkeypatch.setattr(queues, "wait", lambda queue, event: wait(queue, event) if queue is slow else None)
     # Where other processes share the GPU, the other queue may itself be late.
     for longer in LONGER:

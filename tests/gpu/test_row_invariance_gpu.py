@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hiscore import device
-from hiscore.scoring import precision
+from hiscore.layers import weights
+from hiscore.layers.products import linear
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
 from perf.models import random_checkpoint
@@ -21,6 +22,20 @@ pytestmark = pytest.mark.gpu
 LAYERS = 4
 MOVED = 1e-6
 """A float32 head's rounding, of probabilities up to 1; the hidden states have equal bits."""
+
+
+FEW_ROWS = 512
+"""Up to so many rows `split_for_few_rows` splits: those of an item alone, and not those of a call."""
+
+
+def split_for_few_rows(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The control: as cuBLAS splits a sum where a product has few rows. Whether it does depends on its version."""
+    if len(x) > FEW_ROWS:
+        return linear(x, weight, bias)
+    middle = weight.shape[1] // 2
+    return linear(x[:, :middle], weight[:, :middle], bias) + linear(x[:, middle:], weight[:, middle:])
 
 
 def restore_blas_settings() -> None:
@@ -59,13 +74,12 @@ def test_scores_are_those_of_an_item_alone(
     item: int, fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blas_settings: None
 ) -> None:
     if not fixed:
-        monkeypatch.setattr(precision, "fix_product_sums", lambda: None)
+        monkeypatch.setattr(weights, "linear", split_for_few_rows)
     monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
     with random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
         scorer = Scorer(tmp_path, "cuda", "bfloat16", 8_192, query_cache_bytes=0)
-    # Alone, an item of 100 has 256 rows with padding: a size at which cuBLAS would split the sums of the last
-    # product. Items of 5 share blocks of keys, so that each is elsewhere in its block than alone.
+    # Items of 5 share blocks of keys, so that each is elsewhere in its block than alone.
     calls = requests(0, 150_000, item)
     one_by_one = np.concatenate([scores(scorer, [item]) for call in calls for item in alone(call)])
     in_calls = np.concatenate([scores(scorer, [call]) for call in calls])
@@ -80,7 +94,7 @@ def test_scores_under_load_are_those_of_an_item_alone(
 ) -> None:
     """Threads, two batches in flight, parts of calls, and queries that come from the cache."""
     if not fixed:
-        monkeypatch.setattr(precision, "fix_product_sums", lambda: None)
+        monkeypatch.setattr(weights, "linear", split_for_few_rows)
     monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
     with random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config("cut-8b", tmp_path, 8_192)

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from hiscore.attention.metadata import Forward
-from hiscore.device import Uploads
+from hiscore.device import PinnedArrays
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.pending_scores import PendingScores, PendingSlice, Scores
@@ -24,13 +24,13 @@ class SlicedTorchRunner(TorchRunner):
     """Forwards that were."""
     _opened = False
 
-    def in_slices(self, forward: Forward, uploads: Uploads) -> Generator[None, None, Tensor]:
+    def in_slices(self, forward: Forward, arrays: PinnedArrays) -> Generator[None, None, Tensor]:
         if len(forward.input_ids) <= self.between:
-            return (yield from super().in_slices(forward, uploads))
+            return (yield from super().in_slices(forward, arrays))
         assert not self._opened, "two large forwards are computed in turns"
         self._opened, self.sliced = True, self.sliced + 1
         try:
-            return (yield from super().in_slices(forward, uploads))
+            return (yield from super().in_slices(forward, arrays))
         finally:
             self._opened = False
 

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.device import MOST_IN_KEPT, MOST_KEPT, Kept, Uploads, cpu_has_bfloat16, download, upload
+from hiscore.device import (
+    MOST_IN_KEPT,
+    MOST_KEPT,
+    Kept,
+    PinnedArrays,
+    Uploads,
+    cpu_has_bfloat16,
+    download,
+    upload,
+)
 
 
 def test_on_the_cpu_nothing_is_copied() -> None:
@@ -24,6 +33,21 @@ def test_arrays_go_together_and_later_ones_on_their_own() -> None:
     assert (first().dtype, first().tolist(), empty().tolist()) == (torch.int32, [0, 1, 2], [])
     later = uploads.add(np.array([7], np.int32))
     assert (later().tolist(), first().tolist()) == ([7], [0, 1, 2])
+
+
+def test_arrays_are_copied_to_their_places_alone() -> None:
+    arrays, place = PinnedArrays(torch.device("cpu")), torch.full((4,), 9, dtype=torch.int32)
+    first, empty = arrays.add(np.arange(3)), arrays.add(np.empty(0, np.int64))
+    last = arrays.add(np.array([7, 8], np.int32))
+    first.copy_to(place)
+    empty.copy_to(place)
+    assert (len(first), len(empty), len(last), place.tolist()) == (3, 0, 2, [0, 1, 2, 9])
+    last.copy_to(place)
+    assert (place.tolist(), first.to(torch.device("cpu")).tolist()) == ([7, 8, 2, 9], [0, 1, 2])
+    with pytest.raises(RuntimeError):
+        first.copy_to(place[:2])
+    with pytest.raises(RuntimeError, match="too late"):
+        arrays.add(np.arange(1))
 
 
 def test_small_arrays_that_are_asked_for_again_are_not_sent_again() -> None:

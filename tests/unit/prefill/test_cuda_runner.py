@@ -104,3 +104,14 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
     assert inputs.tiles[: 3 * FIELDS].view(-1, FIELDS)[:, :2].tolist() == [[4, 5], [0, 2], [2, 4]]
     # What is not used of a layout for more tiles is left out of the copy.
     assert len(InputLayout(rows=8, tiles=9).pack(forward, 2)[0]) == len(buffer)
+    # Rows to read come behind all that.
+    read = np.array([4, 0], np.int32)
+    assert layout.pack(forward, 2, read)[0].tolist() == [*buffer.tolist(), 4, 0]
+    assert layout.pack_rows(forward, read).tolist() == [*without_starts(buffer[: 5 * 8]), 4, 0]
+
+
+def without_starts(rows: np.ndarray) -> list[int]:
+    """Without the begins of segments, which only our own attention reads."""
+    fields = rows.reshape(5, 8).copy()
+    fields[3] = 0
+    return fields.ravel().tolist()
