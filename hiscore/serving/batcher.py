@@ -93,8 +93,8 @@ class Batcher(Generic[Job]):
         """Run a job on the calling thread, if the model is idle.
 
         Call it from the thread that calls `submit`. Jobs of more than `BatchLimits.max_alone_cost` are not run:
-        meanwhile no other request could even be refused. Returns the answer or `RequestError`, or None if the job has
-        to be submitted.
+        meanwhile no other request could even be refused. Returns the answer or `RequestError`, or None if the job
+        has to be submitted.
         """
         price = self._model.plan().price(job, 0)
         small = bool(self._limits.max_alone_cost) and price <= self._limits.max_alone_cost

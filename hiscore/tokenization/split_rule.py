@@ -26,7 +26,7 @@ class SplitRule:
 
     def last(self, text: str) -> int | None:
         """The same at the last split point; reads only as much of the end as it must."""
-        window = 256
+        window = 64
         while True:
             start = max(0, len(text) - window)
             # Unlike a slice, a start position lets the lookbehind see the character before it.
