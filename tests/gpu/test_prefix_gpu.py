@@ -15,6 +15,7 @@ from tests.unit.decoding.worker.test_prefix import (
     SETTINGS,
     START,
     Seen,
+    leave,
     leave_and_evict,
     run,
 )
@@ -75,6 +76,7 @@ def test_what_was_generated_stays_on_the_device_in_all_layers(tmp_path: Path) ->
         seen = Seen(build(path, "auto", top_k, buffer, chunk=64, **on))
         with serving(seen.worker) as client:
             (outcome,) = run(client, START[:40], max_tokens=60)
+            leave(client)
             if not stays:
                 leave_and_evict(client, 0)
             if spoiled:

@@ -149,11 +149,16 @@ def test_a_conversation_prefills_what_is_new(make: Any, selector: str) -> None:
         assert client.stats.prefix_hits == 4
 
 
+def leave(client: Client) -> None:
+    """Wait until those that have ended have left their pages, which they hold for an iteration more."""
+    while not client.engine._scheduler.idle:
+        time.sleep(0.001)
+
+
 def leave_and_evict(client: Client, pages: int) -> None:
     """Let others have pages that stay on the device, all but so many; they give them back."""
-    scheduler, device = client.engine._scheduler, client.engine._scheduler.blocks.device
-    while not scheduler.idle:  # who has ended holds its pages for an iteration more
-        time.sleep(0.001)
+    leave(client)
+    device = client.engine._scheduler.blocks.device
     device.free(device.allocate(device.num_free - pages))
 
 
