@@ -1,7 +1,6 @@
 """Read what a forward has left for the host: tokens, log-probabilities and counters."""
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hiscore.decoding.interface.logprobs import unpack
@@ -16,7 +15,7 @@ class ResultReader:
 
     def __init__(self, schedule: OffloadSchedule) -> None:
         self._schedule = schedule
-        self._counted = np.zeros(4)  # the cache's counters, as last read
+        self._counted: list[float] = [0] * COUNTERS  # the cache's counters, as last read
         self._offloaded_tokens = 0
 
     def read(
@@ -34,14 +33,17 @@ class ResultReader:
             seconds: Time that the forward took on the device.
             sampling: Of the rows; None: none reports log-probabilities.
         """
-        counters, tokens = readback[:COUNTERS], readback[COUNTERS : COUNTERS + rows]
-        now = np.concatenate((counters[:2].numpy().astype(np.float64), counters[2:].view(torch.float64)))
-        (hits, misses, mass, mass_rows), self._counted = now - self._counted, now
+        values = readback.numpy()
+        tokens = values[COUNTERS : COUNTERS + rows].astype(np.int32)
+        now = [*values[:2].tolist(), *values[2:COUNTERS].view(np.float64).tolist()]
+        hits, misses, mass, mass_rows = (
+            value - before for value, before in zip(now, self._counted, strict=True)
+        )
+        self._counted = now
         offloaded = self._schedule.offloaded_tokens - self._offloaded_tokens
         self._offloaded_tokens += offloaded
         return ForwardResult(
-            tokens=tokens.numpy().astype(np.int32), hits=int(hits), misses=int(misses), seconds=seconds,
+            tokens=tokens, hits=int(hits), misses=int(misses), seconds=seconds,
             offloaded_tokens=offloaded, offload_lag=int(self._schedule.lag().sum()),
-            captured_mass=float(mass), captured_rows=int(mass_rows),
-            logprobs=unpack(readback[COUNTERS + rows :].numpy(), sampling),
+            captured_mass=mass, captured_rows=int(mass_rows), logprobs=unpack(values[COUNTERS + rows :], sampling),
         )  # fmt: skip
