@@ -110,9 +110,9 @@ class Uploads:
 
 
 class PinnedArrays:
-    """Arrays for places that are there on a device already. All of them lie in one piece of pinned memory.
+    """Arrays to copy into tensors that a device already has. All of them lie in one piece of pinned memory.
 
-    To copy one there takes the host a fraction of what a new tensor takes (`Uploads`).
+    To copy one takes the host a fraction of what a new tensor takes (`Uploads`).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -141,6 +141,7 @@ class PinnedArrays:
                 self._length, dtype=torch.int32, pin_memory=self._device.type == "cuda"
             )
             np.concatenate(self._added, out=self._pinned.numpy(), casting="same_kind")
+            self._added = []
         return self._pinned
 
 
@@ -161,7 +162,7 @@ class PinnedArray:
             target[: self.length].copy_(self._on_host(), non_blocking=True)
 
     def to(self, device: torch.device) -> Tensor:
-        """Start a copy to a new tensor, int32."""
+        """Start a copy to a new tensor, int32; on the CPU it is the array itself."""
         return self._on_host().to(device, non_blocking=True)
 
     def _on_host(self) -> Tensor:

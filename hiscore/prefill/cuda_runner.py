@@ -129,7 +129,7 @@ class CudaRunner(Runner):
             forward: What FlashInfer plans, if that attends.
             parts: What is copied: its buffer, slots of contexts and of windows, and the rows to read if they are
                 many.
-            behind: How many rows to read are the last of the buffer instead.
+            behind: How many of the buffer's last numbers are the rows to read; 0: they are in `parts`, if any.
         """
         buffer, slots, windows, many = parts
         inputs = self._inputs_of(layout)

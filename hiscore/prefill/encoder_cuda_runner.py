@@ -1,7 +1,7 @@
 """`ForwardRunner` of an encoder on CUDA: one CUDA graph for each number of rows.
 
-As in `cuda_runner`, but the inputs of a whole batch travel in one pinned copy: a captured graph replays all
-layers, and padding belongs to no segment and no tile. Every graph leaves its results in the same two buffers.
+As in `cuda_runner`, a captured graph replays all layers, and padding belongs to no segment and no tile; but the
+inputs of a whole batch travel in one pinned copy. Every graph leaves its results in the same two buffers.
 """
 
 import logging

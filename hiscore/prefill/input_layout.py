@@ -16,6 +16,10 @@ ROW_FIELDS = 5
 """Token id, position, place in the rotary tables, begin of its segment, KV slot."""
 SCORED_STEP = 64
 """The rows that are read are padded to a multiple of this."""
+MAX_TAIL_ROWS = 512
+"""So many of them, at most, lie behind the other inputs and have a graph for their tail. With more, the device
+computes longer than the host launches."""
+NO_ROWS: Int32 = np.empty(0, np.int32)
 ALIGN = 4
 """In int32: every array of a layout starts at a multiple of 16 bytes, so that kernels compile only once."""
 
@@ -25,12 +29,6 @@ def pad_scored(rows: Int64) -> Int32:
     padded = np.zeros(max(-(-len(rows) // SCORED_STEP) * SCORED_STEP, MIN_ROWS) if len(rows) else 0, np.int32)
     padded[: len(rows)] = rows
     return padded
-
-
-MAX_TAIL_ROWS = 512
-"""Rows to read that come behind the other inputs, and whose tail has a graph. With more, the device computes
-longer than the host launches."""
-NO_ROWS: Int32 = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class InputLayout:
         Args:
             forward: Of at most `rows` rows.
             rows_per_tile: Of attention's tiles.
-            scored: int32 [n], at most `MAX_TAIL_ROWS`: what is to come behind the rest.
+            scored: int32 [n], at most `MAX_TAIL_ROWS`: the rows to read, to be laid behind the rest.
 
         Returns:
             int32 [used]: the buffer.
@@ -63,7 +61,7 @@ class InputLayout:
         return buffer, cut.context_slots
 
     def pack_rows(self, forward: Forward, scored: Int32) -> Int32:
-        """What `pack` lays out but for what is for our own attention."""
+        """The same without what only our own attention reads."""
         row_values = ROW_FIELDS * self.rows
         buffer = np.zeros(row_values + len(scored), np.int32)
         self._fill(buffer[:row_values], forward)

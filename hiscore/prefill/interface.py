@@ -48,6 +48,10 @@ class ForwardRunner(Protocol):
         Until the last one, other forwards have no more rows than `between`, and neither read what this one adds to
         the pool nor change what it reads or writes there; they may write the same again.
 
+        Args:
+            forward: What to compute.
+            arrays: Copies its inputs to the device.
+
         Returns:
             See `forward`.
         """

@@ -40,17 +40,17 @@ class BatchRows(NamedTuple):
     @classmethod
     def of(cls, packed: Sequence[PackedPrompt], longrope: LongropeTables | None = None) -> "BatchRows":
         """The rows of at least one prompt, whose slots are set."""
-        # A prompt's nodes are its query and its items, which follow it.
-        of_queries = np.array([p.query - p.cached for p in packed])  # the cached tokens have no rows
-        counts: list[int] = []  # nodes: a query, its items, the next query
-        first_positions: list[int] = []  # of each of these
+        # A prompt's nodes are its query and its items, which follow it. The items of one begin at one position.
+        new_of_queries = np.array([p.query - p.cached for p in packed])  # the cached tokens have no rows
+        counts: list[int] = []  # in turn 1 for a query, and how many items it has
+        first_positions: list[int] = []  # in turn of a query's rows, and of its items'
         lengths: list[Int64] = []
-        items: list[slice] = []
+        items: list[slice] = []  # of the nodes, each prompt's items
         nodes = 0
         for i, p in enumerate(packed):
             counts += 1, len(p.items)
             first_positions += p.cached, p.query
-            lengths += of_queries[i : i + 1], p.prompt.item_lengths
+            lengths += new_of_queries[i : i + 1], p.prompt.item_lengths
             items.append(slice(nodes + 1, nodes := nodes + 1 + len(p.items)))
         computed = np.concatenate(lengths)
         ends = computed.cumsum()
@@ -60,9 +60,9 @@ class BatchRows(NamedTuple):
         positions = (np.arange(int(ends[-1])) - origins.repeat(computed)).astype(np.int32)
         read_ends = np.concatenate([ends[each] for each in items])
         if not has_rows.all():  # an empty item is read at its query's end
-            of_queries = np.array([p.begin + p.query for p in packed]).repeat(counts[1::2])
-            are_read = np.concatenate([has_rows[each] for each in items])
-            read_ends = np.where(are_read, read_ends, of_queries)
+            query_ends = np.array([p.begin + p.query for p in packed]).repeat(counts[1::2])
+            are_computed = np.concatenate([has_rows[each] for each in items])
+            read_ends = np.where(are_computed, read_ends, query_ends)
         angles = None
         if longrope is not None:
             tables = np.array([longrope.second if p.prompt.is_long else 0 for p in packed], np.int32)

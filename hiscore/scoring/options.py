@@ -15,7 +15,7 @@ from hiscore.parameters import flag, known_only, number
 MOST_KEPT = 256
 """Parameters that stay parsed: callers send the same few again and again."""
 LONGEST_KEPT = 256
-"""Characters of these."""
+"""Characters; longer ones are parsed each time."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class PendingScores:
 
     def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
         """Wait for the results and turn logits into scores; call it once."""
-        # As much as possible before the wait: it costs nothing then.
+        # As much as possible before the wait: it costs nothing while the device computes.
         items = [len(request.prompt.item_lengths) for request in self._requests]
         forwards, cached = self._batch.forwards, self._batch.cached_tokens
         tokens = sum(len(forward.input_ids) for forward in forwards)
@@ -94,7 +94,15 @@ class PendingScores:
         return [self._read(index, readers[index], found) for index, found in results], stats
 
     def _results(self, items: Sequence[int]) -> list[tuple[int, Float32]]:
-        """Each request that has any, and where its results are on the host, or will be; items: of each request."""
+        """Where the results are on the host, or will be when the copy is done.
+
+        Args:
+            items: How many each request has.
+
+        Returns:
+            The index of each request, ascending, and its results: float32 [items, columns], or [labels of all
+            items].
+        """
         results: list[tuple[int, Float32]] = []
         values: Float32 = self._host.numpy()
         for members, width in self._shapes:

@@ -17,7 +17,7 @@ def scores_from_head(values: Float32, options: ScoreOptions, is_classifier: bool
         is_classifier: The labels are the model's own; a single one gets a sigmoid instead of a softmax.
 
     Returns:
-        float32 [items, labels].
+        float32 [items, labels]; it may share memory with `values`.
 
     Raises:
         RequestError: A value is not finite.
@@ -62,7 +62,7 @@ class PairScores:
             values: float32 [labels of all items].
 
         Returns:
-            float32 [items, columns], filled up with 0.
+            float32 [items, columns], filled up with 0; it may share memory with `values`.
 
         Raises:
             RequestError: A value is not finite.

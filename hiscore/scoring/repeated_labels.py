@@ -12,7 +12,7 @@ SLOTS_PER_KEY = 4
 MOST_SLOTS = 2**20
 """4 MiB."""
 FEW = 64
-"""Shared labels that are compared as Python's numbers, which takes least time."""
+"""Up to so many shared labels are compared as a set of Python's numbers, which is fastest for few."""
 ID_BITS = 31
 """Of a token id."""
 
@@ -28,7 +28,7 @@ def check_repeated(labels: Int32, counts: Int64 | None = None, first_item: int =
     Raises:
         RequestError: One is.
     """
-    if counts is None and len(set(labels[:FEW].tolist())) == len(labels):
+    if counts is None and len(labels) <= FEW and len(set(labels.tolist())) == len(labels):
         return
     keys = labels.astype(np.int64)
     if counts is not None:

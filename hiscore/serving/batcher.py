@@ -29,7 +29,7 @@ from hiscore.serving.alarm import Alarm
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
 from hiscore.serving.launch import Launch, Launched, launch_rest
 from hiscore.serving.launch_pace import LaunchPace
-from hiscore.serving.launched_batch import FailedBatch, LaunchedSlice
+from hiscore.serving.launched_batch import FailedBatch, LaunchedSlice, count
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.one_at_a_time import OneAtATime
 from hiscore.serving.queued_request import QueuedRequest
@@ -93,8 +93,10 @@ class Batcher(Generic[Job]):
         """Run a job on the calling thread, if the model is idle.
 
         Call it from the thread that calls `submit`. Jobs of more than `BatchLimits.max_alone_cost` are not run:
-        meanwhile no other request could even be refused. Returns the answer or `RequestError`, or None if the job
-        has to be submitted.
+        meanwhile no other request could even be refused.
+
+        Returns:
+            The answer or `RequestError`, or None if the job has to be submitted.
         """
         price = self._model.plan().price(job, 0)
         small = bool(self._limits.max_alone_cost) and price <= self._limits.max_alone_cost
@@ -108,15 +110,16 @@ class Batcher(Generic[Job]):
         with self._launch_ready.lock:
             batch = self._try_launch(Launch([], price, lambda: launch_rest(self._model.launch([job]))))
         answers, completed = self._await(batch, 1)
+        if completed:
+            count(batch)
         with self._changed:
             self._in_flight -= 1
             self._waiting.publish_load()
             if not isinstance(answers[0], RequestError):
                 self.totals.call.observe(time.monotonic() - begin)
-            self._changed.notify_all()
-            has_followers = self._has_work()
-        if completed:
-            self._count(batch)  # another thread, woken for that, would hold up the answer
+            # To wake another thread would hold up the answer.
+            if has_followers := self._has_work() or self._closing:
+                self._changed.notify_all()
         if has_followers and self._model.async_launch:
             self._launch_ready()
         return answers[0]
@@ -217,7 +220,7 @@ class Batcher(Generic[Job]):
                     log.exception("a request could not be answered")
             self.totals.answer_seconds += time.monotonic() - begin
             if completed:
-                self._count(batch)
+                count(batch)
             if self._model.async_launch:
                 self._launch_ready()
 
@@ -242,9 +245,3 @@ class Batcher(Generic[Job]):
             with self._changed:
                 (self._pace.finished if completed else self._pace.forget)(time.monotonic())
         return answers, completed
-
-    def _count(self, batch: Launched) -> None:
-        try:
-            batch.count()
-        except Exception:
-            log.exception("a batch was answered but not counted")

@@ -1,7 +1,10 @@
 """A batch between its launch and its answers."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
 
 
 class LaunchedBatch(Protocol):
@@ -19,7 +22,7 @@ class LaunchedBatch(Protocol):
         ...
 
     def count(self) -> None:
-        """Update metrics; called once the answers are there."""
+        """Update metrics, from any thread, when the batch has finished."""
 
 
 class LaunchedSlice:
@@ -52,3 +55,11 @@ class FailedBatch:
 
     def count(self) -> None:
         """Nothing was computed."""
+
+
+def count(batch: LaunchedBatch | LaunchedSlice) -> None:
+    """Count a batch that has finished. One that cannot be counted harms nobody."""
+    try:
+        batch.count()
+    except Exception:
+        log.exception("a batch was not counted")

@@ -7,18 +7,18 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from hiscore.prefill.static_inputs import StaticInputs
+from hiscore.device import PinnedArray, Uploads
 from hiscore.scoring import scorer
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.pending_scores import PendingScores
 
 PARTS = {
-    "pack": (scorer, "pack"),
-    "upload": (StaticInputs, "fill"),
-    "launch": (BatchedScorer, "launch"),
-    "collect": (PendingScores, "_read"),
+    "pack": [(scorer, "pack")],
+    "upload": [(PinnedArray, "copy_to"), (PinnedArray, "to"), (Uploads, "_send")],
+    "launch": [(BatchedScorer, "launch")],
+    "collect": [(PendingScores, "_read")],
 }
-"""Of each part the function that does it. "launch" holds the two before it, which are taken out again."""
+"""Of each part the functions that do it. "launch" holds the two before it, which are taken out again."""
 
 
 @contextmanager
@@ -26,8 +26,10 @@ def timed(seconds: defaultdict[str, float]) -> Iterator[None]:
     """Add up the seconds of each part inside, on whatever thread."""
     inside: defaultdict[str, float] = defaultdict(float)
     with ExitStack() as stack:
-        for part, (owner, name) in PARTS.items():
-            stack.enter_context(mock.patch.object(owner, name, _timed(getattr(owner, name), part, inside)))
+        for part, places in PARTS.items():
+            for owner, name in places:
+                timed_one = _timed(getattr(owner, name), part, inside)
+                stack.enter_context(mock.patch.object(owner, name, timed_one))
         yield
     inside["launch"] -= inside["pack"] + inside["upload"]
     for part, spent in inside.items():

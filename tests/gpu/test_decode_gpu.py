@@ -404,7 +404,8 @@ def test_a_slow_queue_changes_nothing(
     workers: Any, backup: str, slow: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = workers("exact", *SPARSE["exact"], backup=backup)
-    runner = type(worker._runner)  # of the worker's own one each driver replaces what it launches
+    # Of the class: `watch_logits`, of each new driver, replaces the instance's forward by the class's.
+    runner = type(worker._runner)
     forward, steps = runner.forward, []
 
     def kept(*batch: Any) -> StepOutputs:

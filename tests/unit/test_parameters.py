@@ -31,7 +31,7 @@ def test_ids_of_the_vocabulary_are_accepted(ids: list[int]) -> None:
     check_ids("input_ids", np.array(ids, np.int32), 100)
 
 
-@pytest.mark.parametrize(("ids", "named"), [([5, -1, 100], -1), ([0, 100], 100)])
+@pytest.mark.parametrize(("ids", "named"), [([5, -1, 100], -1), ([0, 100], 100), ([-(2**31)], -(2**31))])
 def test_the_first_id_beyond_the_vocabulary_is_named(ids: list[int], named: int) -> None:
     with pytest.raises(RequestError, match=f"'input_ids' holds {named}: ids of this model are 0 to 99"):
         check_ids("input_ids", np.array(ids, np.int32), 100)

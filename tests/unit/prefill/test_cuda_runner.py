@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
 from hiscore.attention.own_keys import FIELDS
-from hiscore.prefill.input_layout import ALIGN, InputLayout, pad_scored
+from hiscore.prefill.input_layout import ALIGN, MAX_TAIL_ROWS, InputLayout, pad_scored
 from hiscore.prefill.row_counts import (
     MIN_ROWS,
     SHORT_ROWS,
@@ -91,7 +91,7 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
     buffer, slots = layout.pack(forward, rows_per_tile=2)
     assert slots.tolist() == [40, 41]
     # Two columns for each tile but the last one: its segment has more keys than that has rows.
-    assert len(buffer) == 5 * 8 + ALIGN + 3 * FIELDS + 2 + 2 <= layout.size
+    assert len(buffer) == 5 * 8 + ALIGN + 3 * FIELDS + 2 + 2 <= layout.size - MAX_TAIL_ROWS
     ids, positions, angles, slot_mapping, inputs = layout.views(
         torch.from_numpy(buffer), torch.from_numpy(slots)
     )

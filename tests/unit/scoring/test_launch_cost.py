@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiscore.device import PinnedArrays, Uploads
+from hiscore.prefill import cuda_runner
 from hiscore.scoring import computation, head_results
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
@@ -146,15 +147,32 @@ def test_control_what_is_launched_is_counted(launched) -> None:
     assert work.launched.total() > 5 * BOUNDS["one call"]
 
 
-def test_the_graphs_change_no_bit(launched) -> None:
-    """A batch of several forwards, with and without graphs of the tail, and of anything."""
+def test_the_graphs_change_no_bit(launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of several forwards, with and without graphs of the tail, and of anything.
+
+    Rows to read go to the device behind the other inputs, and by themselves if they are too many for that.
+    """
     scorer, _ = launched
     batch = [*BATCHES["of all kinds"], call(7, 40, [50, 50, 50], **SOFTMAX), *BATCHES["many calls alike"]]
     found = []
-    for graphs in (set(), scorer.runner._tails, scorer.runner._graphs):
+    for graphs in ({}, scorer.runner._tails, scorer.runner._graphs):
         graphs.clear()
-        scorer._prefix_cache.clear()
-        answers, stats = scorer.score(batch)
-        assert stats.forwards > 2
-        found.append([answer.scores.tobytes() for answer in answers])
-    assert found[0] == found[1] == found[2]
+        for most in (512, 0):
+            monkeypatch.setattr(cuda_runner, "MAX_TAIL_ROWS", most)
+            scorer._prefix_cache.clear()
+            answers, stats = scorer.score(batch)
+            assert stats.forwards > 2
+            found.append([answer.scores.tobytes() for answer in answers])
+    assert all(each == found[0] for each in found)
+
+
+def test_a_cached_query_and_each_forward_cost_a_copy_more(launched) -> None:
+    scorer, work = launched
+    launch(scorer, work, BATCHES["one call"])  # the labels' rows are fetched once
+    long = call(1, 70, [7, 7], **SOFTMAX)
+    launch(scorer, work, [long])
+    assert work.uploads == 1
+    launch(scorer, work, [long])
+    assert work.uploads == 2, "the slots of what was found"
+    launch(scorer, work, [call(2, 20, [90, 90], **SOFTMAX)])
+    assert work.uploads == 3, "two forwards, and what the second reads of the first"

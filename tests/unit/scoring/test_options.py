@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hiscore.errors import RequestError
-from hiscore.scoring.options import ScoreOptions, parse_options
+from hiscore.scoring.options import LONGEST_KEPT, ScoreOptions, parse_options
 
 
 def test_options_have_the_contracts_defaults() -> None:
@@ -45,3 +45,12 @@ def test_bad_options_are_refused(parameters: str, says: str) -> None:
         parse_options(parameters)
     assert says in error.value.message
     assert len(error.value.message) < 200
+
+
+@pytest.mark.parametrize("length", [LONGEST_KEPT, LONGEST_KEPT + 1])
+def test_parameters_that_come_again_are_read_alike(length: int) -> None:
+    good, bad = ('{"temperature": %s}'.ljust(length + 1) % value for value in ("1", "0"))
+    assert parse_options(good) == parse_options(good) == ScoreOptions()
+    for _ in range(2):
+        with pytest.raises(RequestError, match="greater than 0"):
+            parse_options(bad)

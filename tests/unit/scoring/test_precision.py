@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hiscore.scoring import precision
-from hiscore.scoring.precision import pick_dtype, warn_if_slow
+from hiscore.scoring.precision import pick_dtype, use_device, warn_if_slow
 
 CPU = torch.device("cpu")
 
@@ -12,6 +12,17 @@ CPU = torch.device("cpu")
 def test_a_cpu_computes_in_float32_unless_told_otherwise() -> None:
     assert pick_dtype("auto", CPU) == pick_dtype("auto", CPU, stored_in_fp8=True) == "float32"
     assert pick_dtype("bfloat16", CPU) == "bfloat16"
+
+
+def test_a_gpu_that_is_used_splits_no_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is said of the whole process; a CPU is left as it is."""
+    done: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    monkeypatch.setattr(precision, "fix_product_sums", lambda: done.append("fixed"))
+    assert use_device("cpu") == CPU
+    assert done == []
+    assert use_device("cuda:3") == torch.device("cuda", 3)
+    assert done == [3, "fixed"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from hiscore.errors import Code, RequestError
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.readout import scores_from_head
+from hiscore.scoring.readout import PairScores, scores_from_head
 
 LOGITS = np.array([[1.0, 2.0, -1.0], [0.0, 0.0, 0.0]], np.float32)
 
@@ -66,3 +66,27 @@ def test_what_is_not_finite_is_an_error(value: float, softmax: bool) -> None:
     with pytest.raises(RequestError) as error:
         scores_from_head(logits, ScoreOptions(apply_softmax=softmax), False)
     assert error.value.code is Code.INTERNAL
+
+
+@pytest.mark.parametrize("options", [ScoreOptions(), ScoreOptions(True), ScoreOptions(True, 0.5)])
+@pytest.mark.parametrize("counts", [[3, 3], [3, 1], [2], []])
+def test_labels_of_items_own_have_the_scores_of_each_item_alone(
+    options: ScoreOptions, counts: list[int]
+) -> None:
+    """As many labels in each item, or some columns that are filled up."""
+    values = np.linspace(-2, 3, sum(counts), dtype=np.float32)
+    columns = max(counts, default=0)
+    found = PairScores(np.array(counts, np.int64), columns, options).of(values)
+    assert (found.shape, found.dtype) == ((len(counts), columns), np.float32)
+    for row, count, end in zip(found, counts, np.cumsum(counts), strict=True):
+        alone = scores_from_head(values[None, end - count : end], options, False)[0]
+        np.testing.assert_allclose(row[:count], alone, rtol=1e-6)  # float32's rounding, and one more sum's
+        assert not row[count:].any()
+
+
+def test_a_temperature_of_one_divides_by_one() -> None:
+    """It is left out: the bits are those of a division."""
+    values = np.array([3.25, -1.5, 0.75, 1e-3], np.float32)
+    found = PairScores(np.array([4]), 4, ScoreOptions(True)).of(values)
+    powers = np.exp((values.astype(np.float64) - values.max()) / 1.0)
+    assert found.tobytes() == (powers / np.add.reduceat(powers, [0])).astype(np.float32).tobytes()

@@ -117,3 +117,12 @@ def test_labels_given_twice_are_found_however_they_share_slots(items: list[list[
     words = caught.value.message.split()
     label, item = int(words[words.index("holds") + 1]), int(words[-1])
     assert items[item].count(label) > 1
+
+
+@pytest.mark.parametrize("count", [1, repeated_labels.FEW, repeated_labels.FEW + 1, 1_000])
+def test_shared_labels_given_twice_are_found_among_few_and_many(count: int) -> None:
+    labels = np.arange(count, dtype=np.int32)
+    check_repeated(labels)
+    for first in {0, count // 2, count - 1}:
+        with pytest.raises(RequestError, match=f"holds {first} more than once"):
+            check_repeated(np.append(labels, np.int32(first)))

@@ -361,7 +361,6 @@ def test_an_idle_model_runs_a_request_on_the_spot(device: Device) -> None:
     device.alone = {1, 13, 17, 25}
 
     def run_alone(job: int) -> object:
-        until_idle()
         launched = len(device.done)
 
         def finish() -> None:
@@ -371,17 +370,13 @@ def test_an_idle_model_runs_a_request_on_the_spot(device: Device) -> None:
         threading.Thread(target=finish, daemon=True).start()
         return batcher.run_alone(job)
 
-    def until_idle() -> None:
-        while batcher._in_flight:
-            time.sleep(0.001)
-
     submit(device, batcher, 5)
     assert batcher.run_alone(1) is None  # another is in flight
     assert device.wait(lambda: len(device.done) == 1)
     device.done[0].release()
     assert device.wait(lambda: 5 in device.answers)
     assert run_alone(1) == 10
-    until_idle()
+    assert device.counted == [[5], [1]]
     assert batcher.run_alone(26) is None  # too large to keep others waiting for
     assert run_alone(25) == 250
     for unlucky in (13, 17):
@@ -390,6 +385,20 @@ def test_an_idle_model_runs_a_request_on_the_spot(device: Device) -> None:
     assert device.answers == {5: 50}
     assert device.counted == [[5], [1], [25]]
     assert len(device.failures) == 2
+
+
+def test_a_request_on_the_spot_that_cannot_be_counted_is_answered(device: Device) -> None:
+    batcher = device.batcher(max_alone=25)  # nobody has been answered, as the batch's `count` expects
+    for job in (1, 2):
+        finish = threading.Thread(
+            target=lambda: device.wait(lambda: len(device.done) > 0) and device.finish_all()
+        )
+        finish.start()
+        assert batcher.run_alone(job) == 10 * job
+        finish.join()
+        device.done.clear()
+    batcher.close()
+    assert device.counted == []
 
 
 def test_what_arrives_while_a_request_runs_on_the_spot_follows_it(device: Device) -> None:
