@@ -52,8 +52,13 @@ test: lint $(CLIENTS)/.installed ## Lint, then run every test that needs no GPU
 	@$(BIN)/python -m pytest -q $(PARALLEL) tests/unit tests/client
 	@$(BIN)/python -m pytest -q $(PARALLEL_SERVERS) tests/server
 
-test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
-	@$(BIN)/python -m pytest tests/gpu tests/unit/kernels tests/unit/layers/test_triton_ops.py tests/unit/attention/test_packed_triton.py
+# Most of their time is compiling, so several processes share the GPU (nine were measured on one of 80 GB); some tests
+# need all of its memory, lose it, or need two.
+GPU_ALONE := $(addprefix tests/gpu/,test_memory_gpu.py test_device_lost_gpu.py test_tensor_parallel.py)
+test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU, by GPU_WORKERS (4) processes
+	@$(BIN)/python -m pytest -q -n $(or $(GPU_WORKERS),4) --dist load $(addprefix --ignore=,$(GPU_ALONE)) tests/gpu \
+		tests/unit/kernels tests/unit/layers/test_triton_ops.py tests/unit/attention/test_packed_triton.py
+	@$(BIN)/python -m pytest $(GPU_ALONE)
 
 image-test: $(INSTALLED) ## Build the image on a stand-in for NVIDIA's, start it and use it (as root; some 4 minutes)
 	@$(BIN)/python tools/image
