@@ -12,7 +12,7 @@ from hiscore.scoring import scorer
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.pending_scores import PendingScores
 
-PARTS = {
+PARTS: dict[str, list[tuple[Any, str]]] = {
     "pack": [(scorer, "pack")],
     "upload": [(PinnedArray, "copy_to"), (PinnedArray, "to"), (Uploads, "_send")],
     "launch": [(BatchedScorer, "launch")],
