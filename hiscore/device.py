@@ -1,7 +1,7 @@
 """A device's memory, and copies between it and the host that wait for neither."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,9 +104,7 @@ class Uploads:
         if self._device.type == "cpu":
             return [torch.from_numpy(values) for values in self._waiting]
         sizes = [len(values) for values in self._waiting]
-        staged = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=True)
-        np.concatenate(self._waiting, out=staged.numpy())
-        return list(staged.to(self._device, non_blocking=True).split(sizes))
+        return list(_joined(self._waiting, True).to(self._device, non_blocking=True).split(sizes))
 
 
 class PinnedArrays:
@@ -116,7 +114,7 @@ class PinnedArrays:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """device: Of the places; on the CPU nothing is pinned."""
+        """device: Where the tensors are; on the CPU nothing is pinned."""
         self._device = device
         self._added: list[Int32 | Int64] = []
         self._length = 0
@@ -137,10 +135,7 @@ class PinnedArrays:
     def pinned(self) -> Tensor:
         """All of them end to end, int32 on the host."""
         if self._pinned is None:
-            self._pinned = torch.empty(
-                self._length, dtype=torch.int32, pin_memory=self._device.type == "cuda"
-            )
-            np.concatenate(self._added, out=self._pinned.numpy(), casting="same_kind")
+            self._pinned = _joined(self._added, self._device.type == "cuda")
             self._added = []
         return self._pinned
 
@@ -167,6 +162,13 @@ class PinnedArray:
 
     def _on_host(self) -> Tensor:
         return self.of.pinned()[self.begin : self.begin + self.length]
+
+
+def _joined(arrays: Sequence[Int32 | Int64], pinned: bool) -> Tensor:
+    """Arrays of whole numbers below 2**31 end to end, int32 on the host."""
+    joined = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=pinned)
+    np.concatenate(arrays, out=joined.numpy(), casting="same_kind")
+    return joined
 
 
 class Kept:

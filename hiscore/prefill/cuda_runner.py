@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.attention.flashinfer_prefill import FlashInferAttention
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOTS, Forward
 from hiscore.attention.packed_triton import TritonAttention
@@ -114,9 +114,9 @@ class CudaRunner(Runner):
     def _inputs_of(self, layout: InputLayout) -> StaticInputs:
         return self._few_rows if layout.rows <= self.between else self._many_rows
 
-    def _pack(self, layout: InputLayout, forward: Forward, scored: Int32) -> tuple[Int32, Int32]:
+    def _pack(self, layout: InputLayout, forward: Forward, scored: Int32) -> tuple[Int32, Int32 | Int64]:
         if self._paged_attention:
-            return layout.pack_rows(forward, scored), NO_ROWS
+            return layout.pack_rows(forward, scored), NO_SLOTS
         return layout.pack(forward, self._attention.rows_per_tile, scored)
 
     def _launch(

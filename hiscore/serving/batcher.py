@@ -118,9 +118,9 @@ class Batcher(Generic[Job]):
             if not isinstance(answers[0], RequestError):
                 self.totals.call.observe(time.monotonic() - begin)
             # To wake another thread would hold up the answer.
-            if has_followers := self._has_work() or self._closing:
+            if is_awaited := self._has_work() or self._closing:
                 self._changed.notify_all()
-        if has_followers and self._model.async_launch:
+        if is_awaited and self._model.async_launch:
             self._launch_ready()
         return answers[0]
 

@@ -162,7 +162,7 @@ class OffloadSchedule:
         Raises:
             ValueError: A position is not its sequence's next.
         """
-        if (positions != self._written[seq_indices] + 1).any():
+        if not np.array_equal(positions, self._written[seq_indices] + 1):
             raise ValueError("a step must write the next position of each of its sequences")
         ticket = int(self._tickets[seq_indices, positions % self.width].max(initial=0))
         return self._wait_for(ticket)

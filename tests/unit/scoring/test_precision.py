@@ -15,7 +15,7 @@ def test_a_cpu_computes_in_float32_unless_told_otherwise() -> None:
 
 
 def test_a_gpu_that_is_used_splits_no_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is said of the whole process; a CPU is left as it is."""
+    """In the whole process; for a CPU nothing is set."""
     done: list[object] = []
     monkeypatch.setattr(torch.cuda, "set_device", done.append)
     monkeypatch.setattr(precision, "fix_product_sums", lambda: done.append("fixed"))
