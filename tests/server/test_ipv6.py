@@ -6,6 +6,7 @@ import socket
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hiscore_client import ScoreClient
@@ -19,12 +20,18 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 DUAL = {"gRPC", "health", "API"}
 
 
-def listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), 5).close()
-    except OSError:
-        return False
-    return True
+def listening(pid: int) -> dict[int, str]:
+    """Address by port of what a process and those below it listen on.
+
+    Not asked of the port: another server may listen on the same one, at another address.
+    """
+    process = psutil.Process(pid)
+    return {
+        connection.laddr.port: connection.laddr.ip
+        for each in (process, *process.children(recursive=True))
+        for connection in each.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
 
 
 @pytest.mark.parametrize("address", ["::1", "::"])
@@ -40,8 +47,11 @@ def test_every_port_answers(tiny_llama: Path, tmp_path: Path, address: str) -> N
             page = "" if path.count("/") > 2 else "/health" if str(ports["API"]) in path else "/v2"
             with urllib.request.urlopen(path + page, timeout=TIMEOUT_S) as response:
                 assert response.status == 200
-        with_ipv4 = {name for name, port in ports.items() if listens("127.0.0.1", port)}
-        assert with_ipv4 == (DUAL if address == "::" else set())
+        addresses = listening(process.pid)
+        assert {name: addresses[port] for name, port in ports.items()} == dict.fromkeys(ports, address)
+        if address == "::":
+            for name in DUAL:
+                socket.create_connection(("127.0.0.1", ports[name]), TIMEOUT_S).close()
         name, _ = server_below(process.pid)
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
