@@ -100,6 +100,7 @@ def model_values(
     """
     given: dict[str, Any] = dict(settings) | {"checkpoint": str(checkpoint)}
     given["max_batch_tokens"] = batch_tokens(settings, device)
+    given["takes_text"] = "score" in models
     if "decode" in models:
         given["selector"] = _selector(settings, selectors)
     alone: dict[str, object] = {"max_batch_calls": settings.max_batch_calls}
@@ -109,7 +110,7 @@ def model_values(
         "instances": instances_on(device, settings.tensor_parallel, settings.cpu_instances)
     }
     placeholders = {
-        # No ensemble may have larger batches than one of its steps.
+        # No ensemble may have larger batches than its step.
         "score": shared,
         "tokenizer": alone,
         "scorer": shared | instances,
@@ -166,7 +167,7 @@ def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...],
         The models to load, and the reason for each requested one that is left out.
 
     Raises:
-        LaunchError: An unknown name, an ensemble without its steps, or nothing is left.
+        LaunchError: An unknown name, an ensemble without its step, or nothing is left.
     """
     names = (
         tuple(dict.fromkeys(filter(None, (name.strip() for name in requested.split(","))))) or DEFAULT_MODELS
@@ -174,9 +175,8 @@ def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...],
     unknown = sorted(set(names) - set(MODELS))
     if unknown:
         raise LaunchError(f"MODELS names '{unknown[0]}': known are {', '.join(MODELS)}")
-    missing = [name for name in ("tokenizer", "scorer") if name not in names]
-    if "score" in names and missing:
-        raise LaunchError(f"MODELS names score, which needs {' and '.join(missing)}: name all three")
+    if "score" in names and "scorer" not in names:
+        raise LaunchError("MODELS names score, which needs scorer: name both")
     left_out = {name: capabilities.left_out[name] for name in names if name not in capabilities.models}
     chosen = tuple(name for name in names if name not in left_out)
     # A tokenizer alone is served only to those who ask for it alone.

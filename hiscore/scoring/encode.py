@@ -15,7 +15,6 @@ from hiscore.models.support import CheckpointFacts
 from hiscore.panics import Panic
 from hiscore.scoring.encoding_plan import EncodingPlan, TextRequest, split_query
 from hiscore.scoring.labels import check_label_inputs, resolve_labels
-from hiscore.scoring.layout import lay_out
 from hiscore.scoring.pair_text import check_item_first, join_pairs
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.validation import check_prompt
@@ -25,101 +24,109 @@ from hiscore.tokenization.tokenizer import TextTokenizer
 
 @dataclass(frozen=True)
 class TokenizedRequest:
-    """A validated request in the wire layout of `scoring.layout`.
+    """A validated request in token ids.
 
     Attributes:
-        input_ids: int32 [tokens + items + 1].
-        delimiter_indices: int32 [items + 1].
+        prompt: Query and items.
         label_token_ids: int32 [labels].
         full_encode: The whole query had to be encoded with every one of several items.
     """
 
-    input_ids: Int32
-    delimiter_indices: Int32
+    prompt: MultiItemPrompt
     label_token_ids: Int32
     full_encode: bool
 
 
-def encoded_bytes(tokenizer: TextTokenizer, request: TextRequest) -> int:
-    """How much text is encoded for a request, in bytes of UTF-8: a part of the query with every item."""
-    _, repeated, _ = split_query(tokenizer, request)
-    return _size(request) + _utf8_length(repeated) * max(0, len(request.items) - 1)
-
-
-def encode_requests(
-    tokenizer: TextTokenizer, requests: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
-) -> list[TokenizedRequest | RequestError]:
-    """Encode the texts of all requests together.
+def plan_request(
+    tokenizer: TextTokenizer, request: TextRequest, limits: Limits, facts: CheckpointFacts
+) -> EncodingPlan:
+    """Check what can be checked before encoding, and split the query.
 
     Args:
         tokenizer: The checkpoint's.
-        requests: Texts as they were sent.
+        request: Texts as they were sent.
+        limits: Bounds of one call.
+        facts: Sizes to validate against.
+
+    Raises:
+        RequestError: The request cannot be served.
+    """
+    items = len(request.items)
+    if items > limits.max_items:
+        raise RequestError(f"'items' holds {items} items: at most {limits.max_items} in one call")
+    if request.item_first:
+        check_item_first(tokenizer, facts)
+    counts = request.label_counts
+    check_label_inputs(request.labels, request.label_token_ids, limits, facts, counts, items)
+    size = _size(request)
+    if size > limits.max_text_bytes:
+        raise RequestError(
+            f"'query', 'items' and 'labels' hold {size} bytes: at most {limits.max_text_bytes} in one call"
+        )
+    _check_length(tokenizer, request, size, facts)
+    shared, repeated, rule = split_query(tokenizer, request)
+    # A query that cannot be shared is encoded once per item: bound the work as well as the input.
+    repeated_bytes = _utf8_length(repeated)
+    if (work := repeated_bytes * items) > limits.max_text_bytes:
+        raise RequestError(
+            f"'query' must be encoded again with each of {items} items, {work} bytes in all: "
+            f"at most {limits.max_text_bytes} in one call. Send fewer items, or put a space into the query"
+        )
+    return EncodingPlan(request, shared, repeated, rule, size + repeated_bytes * max(0, items - 1))
+
+
+def encode_plans(
+    tokenizer: TextTokenizer, plans: Sequence[EncodingPlan], limits: Limits, facts: CheckpointFacts
+) -> list[TokenizedRequest | RequestError]:
+    """Encode the texts of several requests together.
+
+    Args:
+        tokenizer: The checkpoint's.
+        plans: Results of `plan_request`.
         limits: Bounds of one call.
         facts: Sizes to validate against.
 
     Returns:
-        One answer per request; a `RequestError` for those that cannot be served.
+        One answer per plan; a `RequestError` for those that cannot be served.
     """
     try:
-        return _encode(tokenizer, requests, limits, facts)
+        return _encode(tokenizer, plans, limits, facts)
     except Panic:
-        if len(requests) == 1:
+        if len(plans) == 1:
             return [RequestError("the tokenizer cannot encode 'query', 'items' and 'labels' of this call")]
     # The panic does not say which text caused it.
-    return [answer for each in requests for answer in encode_requests(tokenizer, [each], limits, facts)]
+    return [answer for each in plans for answer in encode_plans(tokenizer, [each], limits, facts)]
+
+
+def encode_request(
+    tokenizer: TextTokenizer, request: TextRequest, limits: Limits, facts: CheckpointFacts
+) -> TokenizedRequest:
+    """Plan and encode one request; arguments and errors as for `plan_request`."""
+    (answer,) = encode_plans(tokenizer, [plan_request(tokenizer, request, limits, facts)], limits, facts)
+    if isinstance(answer, RequestError):
+        raise answer
+    return answer
 
 
 def _encode(
-    tokenizer: TextTokenizer, requests: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
+    tokenizer: TextTokenizer, plans: Sequence[EncodingPlan], limits: Limits, facts: CheckpointFacts
 ) -> list[TokenizedRequest | RequestError]:
-    plans = [_plan(tokenizer, request, limits, facts) for request in requests]
-    good = [plan for plan in plans if isinstance(plan, EncodingPlan)]
-    texts = [plan.texts for plan in good]
+    texts = [plan.texts for plan in plans]
     text_ids, label_ids = tokenizer.encode(
-        list(chain.from_iterable(texts)), list(chain.from_iterable(plan.labels for plan in good))
+        list(chain.from_iterable(texts)), list(chain.from_iterable(plan.labels for plan in plans))
     )
     next_texts, next_labels = iter(text_ids), iter(label_ids)
-    encoded = iter(
-        [
-            (list(islice(next_texts, len(own_texts))), list(islice(next_labels, len(plan.labels))))
-            for own_texts, plan in zip(texts, good, strict=True)
-        ]
-    )
     return [
-        plan if isinstance(plan, RequestError) else _finish(tokenizer, plan, *next(encoded), limits, facts)
-        for plan in plans
+        _finish(
+            tokenizer,
+            plan,
+            list(islice(next_texts, len(own_texts))),
+            list(islice(next_labels, len(plan.labels))),
+            limits,
+            facts,
+        )
+        for own_texts, plan in zip(texts, plans, strict=True)
     ]
-
-
-def _plan(
-    tokenizer: TextTokenizer, request: TextRequest, limits: Limits, facts: CheckpointFacts
-) -> EncodingPlan | RequestError:
-    """Check what can be checked before encoding, then split the query."""
-    try:
-        items = len(request.items)
-        if items > limits.max_items:
-            raise RequestError(f"'items' holds {items} items: at most {limits.max_items} in one call")
-        if request.item_first:
-            check_item_first(tokenizer, facts)
-        counts = request.label_counts
-        check_label_inputs(request.labels, request.label_token_ids, limits, facts, counts, items)
-        size = _size(request)
-        if size > limits.max_text_bytes:
-            raise RequestError(
-                f"'query', 'items' and 'labels' hold {size} bytes: at most {limits.max_text_bytes} in one call"
-            )
-        _check_length(tokenizer, request, size, facts)
-        plan = EncodingPlan(request, *split_query(tokenizer, request))
-        # A query that cannot be shared is encoded once per item: bound the work as well as the input.
-        work = _utf8_length(plan.repeated) * items
-        if work > limits.max_text_bytes:
-            raise RequestError(
-                f"'query' must be encoded again with each of {items} items, {work} bytes in all: "
-                f"at most {limits.max_text_bytes} in one call. Send fewer items, or put a space into the query"
-            )
-    except RequestError as error:
-        return error
-    return plan
 
 
 def _check_length(tokenizer: TextTokenizer, request: TextRequest, size: int, facts: CheckpointFacts) -> None:
@@ -145,7 +152,7 @@ def _finish(
     limits: Limits,
     facts: CheckpointFacts,
 ) -> TokenizedRequest | RequestError:
-    """Join the encoded texts to a prompt, validate it and lay it out."""
+    """Join the encoded texts to a prompt, and validate it."""
     request, (shared, *rows) = plan.request, text_ids
     query_alone = shared if plan.asks_where_the_item_begins else None
     if not plan.shared:
@@ -169,7 +176,7 @@ def _finish(
         check_prompt(prompt, limits, facts)
     except RequestError as error:
         return error
-    return TokenizedRequest(*lay_out(prompt), labels, plan.full_encode)
+    return TokenizedRequest(prompt, labels, plan.full_encode)
 
 
 def _join(

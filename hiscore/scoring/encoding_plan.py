@@ -40,12 +40,14 @@ class EncodingPlan:
         shared: The part of the query that is encoded once.
         repeated: The rest of it, next to the items, which is encoded with every item.
         rule: How the query was split; None: it was not.
+        cost: Bytes of UTF-8 to encode.
     """
 
     request: TextRequest
     shared: str
     repeated: str
     rule: SplitRule | None
+    cost: int
 
     @property
     def texts(self) -> list[str]:

@@ -89,11 +89,20 @@ class Batcher(Generic[Job]):
         for request in refused:
             request.reply_to.send(RequestError(reason, Code.UNAVAILABLE))
 
-    def run_alone(self, job: Job) -> Any | None:
+    def count_refused(self) -> None:
+        """Count a request for which there was no room even before it could be submitted."""
+        with self._changed:
+            self.totals.rejects["full"] += 1
+
+    def run_alone(self, job: Job, since: float) -> Any | None:
         """Run a job on the calling thread, if the model is idle.
 
-        Call it from the thread that calls `submit`. Jobs of more than `BatchLimits.max_alone_cost` are not run:
-        meanwhile no other request could even be refused.
+        Jobs of more than `BatchLimits.max_alone_cost` are not run: meanwhile no other request of the calling
+        thread could even be refused.
+
+        Args:
+            job: What is computed.
+            since: When its request arrived, on the monotonic clock.
 
         Returns:
             The answer or `RequestError`, or None if the job has to be submitted.
@@ -106,9 +115,10 @@ class Batcher(Generic[Job]):
             self._in_flight = 1
             self._waiting.publish_load(alone=self._model.cost(job))
             self.totals.queue_wait.observe(0.0)
-        begin = time.monotonic()
         with self._launch_ready.lock:
             batch = self._try_launch(Launch([], price, lambda: launch_rest(self._model.launch([job]))))
+        if len(self._waiting) and self._model.async_launch:
+            self._launch_ready()  # another thread has submitted meanwhile, and found the lock taken
         answers, completed = self._await(batch, 1)
         if completed:
             count(batch)
@@ -116,7 +126,7 @@ class Batcher(Generic[Job]):
             self._in_flight -= 1
             self._waiting.publish_load()
             if not isinstance(answers[0], RequestError):
-                self.totals.call.observe(time.monotonic() - begin)
+                self.totals.call.observe(time.monotonic() - since)
             # To wake another thread would hold up the answer.
             if is_awaited := self._has_work() or self._closing:
                 self._changed.notify_all()

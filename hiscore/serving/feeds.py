@@ -5,7 +5,7 @@ Counting is cheap and exporting is not: calls never wait for a round trip to the
 
 import logging
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -82,16 +82,17 @@ class CountsFeed:
 
     def __init__(self, counters: Counters) -> None:
         self._counters, self._lock = counters, threading.Lock()
-        self._new: Counter[str] = Counter()
+        self._new: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, **amounts: int) -> None:
+    def add(self, **amounts: float) -> None:
         """Count, from any thread and without a round trip."""
         with self._lock:
-            self._new.update(amounts)
+            for name, amount in amounts.items():
+                self._new[name] += amount
 
     def update(self) -> None:
         with self._lock:
-            new, self._new = self._new, Counter()
+            new, self._new = self._new, defaultdict(float)
         self._counters.add(**new)
 
 

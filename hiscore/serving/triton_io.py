@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
-import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError, to_request_error
 from hiscore.models.server_resources import Instance
+from hiscore.serving.background_reader import BackgroundReader
 from hiscore.serving.batched_model import Job
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.error_log import ErrorLog
@@ -27,6 +27,9 @@ from hiscore.serving.queued_request import QueuedRequest
 log = logging.getLogger(__name__)
 
 error_log = ErrorLog()
+
+READ_AHEAD_S = 1e-3
+"""Requests that have been read wait about so long for those that are read behind them."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,19 @@ class ReplyTo:
         return bool(self.sender.is_cancelled())
 
 
+@dataclass(frozen=True)
+class LongRead(Generic[Job]):
+    """A request that takes long to read: `finish` gives its job, or raises `RequestError`."""
+
+    finish: Callable[[], Job]
+
+
 def serve(
-    requests: Sequence[Any], read: Callable[[Any], Job], batcher: Batcher[Job], timeout_s: float
+    requests: Sequence[Any],
+    read: Callable[[Any], Job | LongRead[Job]],
+    batcher: Batcher[Job],
+    timeout_s: float,
+    background: BackgroundReader | None = None,
 ) -> list[Any] | None:
     """Validate the requests of an `execute` and hand them to the batcher.
 
@@ -83,11 +97,12 @@ def serve(
             behind a tensor is gone after `execute`.
         batcher: Runs the jobs.
         timeout_s: The longest wait in the queue; a caller may ask for less.
+        background: Finishes what `read` returns as a `LongRead`.
 
     Returns:
         What `execute` returns: the response, if the only request was run on the spot.
     """
-    now = time.monotonic()
+    now = submitted = time.monotonic()
     queued: list[QueuedRequest[Job]] = []
     for request in requests:
         try:
@@ -95,17 +110,49 @@ def serve(
         except Exception as error:
             ReplyTo.of(request).send(to_request_error(error))
             continue
-        if len(requests) == 1 and (answer := batcher.run_alone(job)) is not None:
+        requested_us = request.timeout()
+        deadline = now + (min(timeout_s, requested_us / 1e6) if requested_us else timeout_s)
+        if isinstance(job, LongRead):
+            assert background is not None
+            _read_in(background, job, batcher, ReplyTo.of(request), deadline, now)
+            continue
+        if len(requests) == 1 and (answer := batcher.run_alone(job, now)) is not None:
             try:
                 return [_response(answer, request_id(request))]
             except Exception as error:
                 return [_response(to_request_error(error), request_id(request))]
-        requested_us = request.timeout()
-        wait_s = min(timeout_s, requested_us / 1e6) if requested_us else timeout_s
-        queued.append(QueuedRequest(job, ReplyTo.of(request), now + wait_s))
+        queued.append(QueuedRequest(job, ReplyTo.of(request), deadline, now))
+        if time.monotonic() - submitted > READ_AHEAD_S:
+            batcher.submit(queued)
+            queued, submitted = [], time.monotonic()
     batcher.submit(queued)
     batcher.board.wait_for_turn()
     return None
+
+
+def _read_in(
+    background: BackgroundReader,
+    long: LongRead[Job],
+    batcher: Batcher[Job],
+    reply_to: ReplyTo,
+    deadline: float,
+    since: float,
+) -> None:
+    """Finish reading in the background, and submit the job then."""
+
+    def read() -> None:
+        try:
+            job = long.finish()
+        except Exception as error:
+            reply_to.send(to_request_error(error))
+        else:
+            batcher.submit([QueuedRequest(job, reply_to, deadline, since)])
+
+    try:
+        background.submit(read)
+    except RequestError as error:
+        batcher.count_refused()
+        reply_to.send(error)
 
 
 def _response(answer: Outputs | RequestError, request_id: str, streamed: bool = False) -> Any:
@@ -172,7 +219,7 @@ def required_tensor(request: Any, name: str) -> npt.NDArray[Any]:
     return values
 
 
-def strings(values: npt.NDArray[np.object_], name: str) -> list[str]:
+def strings(values: npt.NDArray[Any], name: str) -> list[str]:
     """Decode a BYTES tensor, object [n].
 
     Raises:

@@ -38,6 +38,8 @@ class ScorerSettings(ScoringSettings, Precision, Division, Limits, ModelSettings
 
     max_batch_tokens: PositiveInt
     """Of its device: the launcher has chosen where the setting is not set."""
+    takes_text: bool
+    """Whether `score` is loaded, which hands its texts to this model."""
 
 
 class DecodeSettings(CacheSettings, SamplingSettings, Precision, Division, TextLimit, ModelSettings):

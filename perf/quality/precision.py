@@ -21,9 +21,8 @@ from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.layers.eight_bits import EightBits
-from hiscore.scoring.encode import encode_requests
+from hiscore.scoring.encode import TokenizedRequest, encode_request
 from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -86,7 +85,7 @@ class Judge:
             )
             for group in slices(texts, GROUP)
         ]
-        encoded = encode_requests(self._tokenizer, calls, Limits(), self.scorer.facts)
+        encoded = [encode_request(self._tokenizer, call, Limits(), self.scorer.facts) for call in calls]
         found: list[Float64] = []
         for batch in slices(encoded, calls_at_once):
             answers, _ = self.scorer.score([_as_score_call(call) for call in batch])
@@ -99,10 +98,8 @@ def slices(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def _as_score_call(found: Any) -> ScoreRequest:
-    call = _checked(found)
-    layout = unpack(call.input_ids, call.delimiter_indices)
-    return ScoreRequest(layout, call.label_token_ids, ScoreOptions(apply_softmax=True))
+def _as_score_call(call: TokenizedRequest) -> ScoreRequest:
+    return ScoreRequest(call.prompt, call.label_token_ids, ScoreOptions(apply_softmax=True))
 
 
 def _checked(found: Any) -> Any:

@@ -26,7 +26,7 @@ from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.models.facts import read_facts
-from hiscore.scoring.encode import encode_requests
+from hiscore.scoring.encode import encode_plans, plan_request
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PrefixCache
@@ -97,10 +97,11 @@ def _tokenize(checkpoint: Path, by_clock: bool) -> float:
         nonlocal tokens
         tokens = 0
         for at in range(0, len(calls), BATCH):
-            for call in encode_requests(tokenizer, calls[at : at + BATCH], Limits(), facts):
+            batch = [plan_request(tokenizer, call, Limits(), facts) for call in calls[at : at + BATCH]]
+            for call in encode_plans(tokenizer, batch, Limits(), facts):
                 if isinstance(call, RequestError):
                     raise call
-                tokens += len(call.input_ids)
+                tokens += len(call.prompt.tokens)
 
     taken = median_s(work, time.perf_counter if by_clock else time.process_time)
     return tokens / taken

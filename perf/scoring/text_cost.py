@@ -27,7 +27,7 @@ from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.launcher.device_choice import choose_device
 from hiscore.models.facts import read_facts
-from hiscore.scoring.encode import encode_requests
+from hiscore.scoring.encode import TokenizedRequest, encode_plans, plan_request
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.settings import DEFAULT_MODEL, Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -120,21 +120,24 @@ def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
     tokenizer, facts = load_tokenizer(checkpoint), read_facts(checkpoint)
     labels = np.array(LABELS, np.int32)
     calls = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
-    encode_requests(tokenizer, calls[:8], Limits(), facts)
+
+    def encode(some: Sequence[TextRequest]) -> Sequence[TokenizedRequest | RequestError]:
+        plans = [plan_request(tokenizer, call, Limits(), facts) for call in some]
+        return encode_plans(tokenizer, plans, Limits(), facts)
+
+    encode(calls[:8])
     measured: dict[str, float] = {}
     for size in (1, 8):
         wall, cpu = time.perf_counter(), time.process_time()
         encoded = [
-            call
-            for start in range(0, len(calls), size)
-            for call in encode_requests(tokenizer, calls[start : start + size], Limits(), facts)
+            call for start in range(0, len(calls), size) for call in encode(calls[start : start + size])
         ]
         measured[f"wall_ms_in_batches_of_{size}"] = 1e3 * (time.perf_counter() - wall) / len(calls)
         measured[f"cpu_ms_in_batches_of_{size}"] = 1e3 * (time.process_time() - cpu) / len(calls)
     for call in encoded:
         if isinstance(call, RequestError):
             raise call
-        measured["tokens"] = len(call.input_ids) - len(call.delimiter_indices)
+        measured["tokens"] = len(call.prompt.tokens)
     return measured
 
 

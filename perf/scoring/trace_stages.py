@@ -43,11 +43,9 @@ def stages(request: Request, sent: int, done: int) -> dict[str, float]:
         ValueError: The timestamps are out of order, so the request is not that of this call.
     """
     scorer = request.children.get("scorer", request)
-    marks = [("", sent), ("client and network, there", request.stamps["GRPC_WAITREAD_END"])]
-    if tokenizer := request.children.get("tokenizer"):
-        marks.append(("Triton, before the tokenizer", tokenizer.stamps["COMPUTE_START"]))
-        marks.append(("tokenizer, and the hop from it", scorer.stamps["REQUEST_START"]))
-    marks += [
+    marks = [
+        ("", sent),
+        ("client and network, there", request.stamps["GRPC_WAITREAD_END"]),
         ("Triton, before the scorer", scorer.stamps["COMPUTE_START"]),
         ("scorer", request.stamps["INFER_RESPONSE_COMPLETE"]),
         # The client may have its answer before the server has recorded the end of sending.

@@ -56,7 +56,7 @@ def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with collector() as (url, got):
         settings = ServeSettings(
             model=str(tiny_lm),
-            models="score,tokenizer,scorer",
+            models="score,scorer",
             device="cpu",
             http_port=0,
             grpc_port=0,
@@ -101,7 +101,7 @@ def refuse(client: ScoreClient) -> None:
 
 
 def wait_for_export(got: list[bytes], request_id: str, seconds: float = 12.0) -> bool:
-    """Whether the spans of a call's ensemble and of its first step arrive; Triton exports every 5 seconds."""
+    """Whether the spans of a call's ensemble and of its step arrive; Triton exports every 5 seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if len(of_request(parse(b"\n".join(got)), request_id)) >= 2:
@@ -134,16 +134,15 @@ def of_request(spans: list[Span], request_id: str) -> dict[str, Span]:
     return {span["name"]: span for span in spans if attributes(span).get("triton.request_id") == request_id}
 
 
-def test_a_call_is_one_trace_of_the_ensemble_and_its_steps(spans: list[Span]) -> None:
+def test_a_call_is_one_trace_of_the_ensemble_and_its_step(spans: list[Span]) -> None:
     mine = of_request(spans, "mine")
-    assert set(mine) == {"score", "tokenizer", "scorer"}
+    assert set(mine) == {"score", "scorer"}
     assert {span["traceId"] for span in mine.values()} == {TRACE}
     whole = mine["score"]
-    for step in ("tokenizer", "scorer"):
-        assert mine[step]["parentSpanId"] == whole["spanId"]
-        assert attributes(mine[step])["triton.model_name"] == step
+    assert mine["scorer"]["parentSpanId"] == whole["spanId"]
+    assert attributes(mine["scorer"])["triton.model_name"] == "scorer"
     # What docs/operations.md reads a call's time from.
-    starts = [int(mine[name]["startTimeUnixNano"]) for name in ("score", "tokenizer", "scorer")]
+    starts = [int(mine[name]["startTimeUnixNano"]) for name in ("score", "scorer")]
     assert starts == sorted(starts)
     assert starts[-1] < int(whole["endTimeUnixNano"])
 
@@ -158,14 +157,14 @@ def test_the_callers_span_is_the_parent(spans: list[Span]) -> None:
 def test_over_http_it_is_the_same(spans: list[Span]) -> None:
     names = {span["name"]: span["spanId"] for span in spans if span["traceId"] == HTTP_TRACE}
     parents = {span["name"]: span["parentSpanId"] for span in spans if span["traceId"] == HTTP_TRACE}
-    assert {"InferRequest", "score", "tokenizer", "scorer"} <= set(names)
+    assert {"InferRequest", "score", "scorer"} <= set(names)
     assert parents["InferRequest"] == PARENT
-    assert parents["tokenizer"] == parents["scorer"] == names["score"]
+    assert parents["scorer"] == names["score"]
 
 
 def test_a_call_of_the_api_is_one_trace_with_that_of_the_models(spans: list[Span]) -> None:
     mine = of_request(spans, "by-api")
-    assert set(mine) == {"score", "tokenizer", "scorer"}
+    assert set(mine) == {"score", "scorer"}
     assert {span["traceId"] for span in mine.values()} == {API_TRACE}
     (root,) = [span for span in spans if span["spanId"] == mine["score"]["parentSpanId"]]
     assert root["parentSpanId"] == PARENT
@@ -173,8 +172,8 @@ def test_a_call_of_the_api_is_one_trace_with_that_of_the_models(spans: list[Span
     assert of_request(spans, "by-api-untraced") == {}
 
 
-def test_a_refused_call_ends_where_it_was_refused(spans: list[Span]) -> None:
-    assert set(of_request(spans, "refused")) == {"score", "tokenizer"}
+def test_a_refused_call_is_traced_too(spans: list[Span]) -> None:
+    assert set(of_request(spans, "refused")) == {"score", "scorer"}
 
 
 def test_control_a_call_that_does_not_ask_for_it_is_not_traced(spans: list[Span]) -> None:

@@ -67,7 +67,7 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
         "prefix_cache": True, "prefill_attention": "triton",
     }  # fmt: skip
     every = {name for declared in MODEL_SETTINGS.values() for name in declared.model_fields}
-    numbers = sorted(every - set(given) - {"checkpoint"})
+    numbers = sorted(every - set(given) - {"checkpoint", "takes_text"})
     given |= {name: 100 + place for place, name in enumerate(numbers)} | {"sparse_top_k": 99}
     checkpoint = Path('/a "checkpoint"\\with\nall')
     settings = ServeSettings(**given)
@@ -75,7 +75,7 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     write_repository(settings.model_repository, tmp_path, values)
     assert set(MODEL_SETTINGS) == set(MODELS) - {"score"}
     for model, declared in MODEL_SETTINGS.items():
-        expected = {**given, "checkpoint": str(checkpoint)}
+        expected = {**given, "checkpoint": str(checkpoint), "takes_text": True}
         assert dict(from_model_directory(declared, tmp_path / model)) == {
             name: expected[name] for name in declared.model_fields
         }
@@ -113,8 +113,15 @@ def test_one_of_several_scorers_is_handed_few_calls_at_once(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
     values = model_values(ServeSettings(cpu_instances=2), Path("/a"), device, MODELS, SELECTORS)
     given = {model: values[model]["max_batch_calls"] for model in ("score", "tokenizer", "scorer")}
-    # An ensemble with larger batches than one of its steps does not load.
+    # An ensemble with larger batches than its step does not load.
     assert given == {"score": calls, "tokenizer": 64, "scorer": calls}
+
+
+@pytest.mark.parametrize(("models", "takes_text"), [(("scorer",), False), (("score", "scorer"), True)])
+def test_a_scorer_takes_text_where_score_is_loaded(models: tuple[str, ...], takes_text: bool) -> None:
+    """A tokenizer takes memory and time to load."""
+    values = model_values(ServeSettings(), Path("/a"), "cpu", models, SELECTORS)
+    assert json.loads(str(values["scorer"]["settings"]))["takes_text"] is takes_text
 
 
 def test_a_repository_without_templates_is_named(tmp_path: Path) -> None:
@@ -150,8 +157,8 @@ def test_a_selection_is_taken_as_it_is() -> None:
     ("requested", "capabilities", "message"),
     [
         ("scorer,decoder", EVERYTHING, "MODELS names 'decoder': known are score, tokenizer, scorer, decode"),
-        ("score", EVERYTHING, "needs tokenizer and scorer"),
-        ("score,scorer", EVERYTHING, "needs tokenizer"),
+        ("score", EVERYTHING, "MODELS names score, which needs scorer"),
+        ("score,tokenizer", EVERYTHING, "MODELS names score, which needs scorer"),
         ("tokenizer", NO_TOKENIZER, r"no model is left to serve \(tokenizer: no file\)"),
         ("", TOKENIZER_ALONE, r"no model is left to serve \(score: no scorer; scorer: odd; decode: odd\)"),
         ("scorer,tokenizer", TOKENIZER_ALONE, r"no model is left to serve \(scorer: odd\)"),

@@ -17,14 +17,14 @@ from hiscore.decoding.request import PromptReader
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TokenizedRequest, encode_requests, encoded_bytes
+from hiscore.scoring.encode import TokenizedRequest, encode_request, plan_request
 from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.layout import unpack
 from hiscore.settings import Limits
 from hiscore.tokenization.split_rule import SplitRule
 from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
+from tests.support.encoding import encode_requests
 from tests.support.examples import has_example
 from tests.unit.tokenization.test_safe_splits import TEXTS
 
@@ -54,15 +54,12 @@ Load = Callable[[str], tuple[TextTokenizer, Any]]
 def one(
     tokenizer: TextTokenizer, call: TextRequest, facts: CheckpointFacts = FACTS, **limits: int
 ) -> TokenizedRequest:
-    [answer] = encode_requests(tokenizer, [call], Limits(**limits), facts)
-    if isinstance(answer, RequestError):
-        raise answer
-    return answer
+    return encode_request(tokenizer, call, Limits(**limits), facts)
 
 
 def sequences(answer: TokenizedRequest) -> list[list[int]]:
     """Query and item joined, for every item."""
-    call = unpack(answer.input_ids, answer.delimiter_indices)
+    call = answer.prompt
     query, rest = call.tokens[: call.query_length], call.tokens[call.query_length :]
     return [[*query, *item] for item in np.split(rest, np.cumsum(call.item_lengths)[:-1])]
 
@@ -96,7 +93,7 @@ def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
                 assert any(truth(text)["input_ids"] == [] for text in texts)
                 continue
             assert true_to(truth, answer, call)
-            query_length = answer.delimiter_indices[0]
+            query_length = answer.prompt.query_length
             following = {tuple(ids[query_length : query_length + 1]) for ids in sequences(answer)}
             if len(call.items) > 1:
                 assert () in following or len(following) > 1, "more could have been shared"
@@ -168,9 +165,9 @@ def test_the_query_of_a_single_item_ends_before_the_item(name: str, load: Load) 
         whole = whole[: len(whole) // 2]
     for call, answer in zip(calls, answers, strict=True):
         assert true_to(truth, answer, call)
-        length = answer.delimiter_indices[0]
+        length = answer.prompt.query_length
         assert np.array_equal(
-            answer.input_ids[:length], answers[0].input_ids[: answers[0].delimiter_indices[0]]
+            answer.prompt.tokens[:length], answers[0].prompt.tokens[: answers[0].prompt.query_length]
         )
         # All of it but the last word, at most.
         assert len(whole) - 8 <= length <= len(whole)
@@ -208,7 +205,8 @@ def test_a_request_costs_the_bytes_that_are_encoded_for_it(load: Load) -> None:
     """Queries that cannot be split are encoded with every item, and a batch of them took minutes."""
     call = TextRequest("Is this one", ["苹", " b"], labels=["x"])
     for name, repeated in (("qwen2", " one"), ("llama2", " one"), ("metaspace", "Is this one")):
-        assert encoded_bytes(load(name)[0], call) == len("Is this one") + 3 + 2 + 1 + len(repeated), name
+        plan = plan_request(load(name)[0], call, Limits(), FACTS)
+        assert plan.cost == len("Is this one") + 3 + 2 + 1 + len(repeated), name
 
 
 def test_full_encodes_are_reported(load: Load) -> None:
@@ -231,15 +229,13 @@ def test_full_encodes_are_reported(load: Load) -> None:
 def test_no_items_leave_the_query(name: str, load: Load) -> None:
     ours, truth = load(name)
     answer = one(ours, TextRequest("Is this a fruit?", [], None, LABELS))
-    assert answer.input_ids[:-1].tolist() == truth("Is this a fruit?")["input_ids"]
-    assert answer.delimiter_indices.tolist() == [len(answer.input_ids) - 1]
+    assert answer.prompt.tokens.tolist() == truth("Is this a fruit?")["input_ids"]
+    assert answer.prompt.query_length == len(answer.prompt.tokens)
 
 
 def test_arrays_are_int32(load: Load) -> None:
     answer = one(load("gpt2")[0], TextRequest("a b", ["c"], labels=[" Yes"]))
-    assert {a.dtype for a in (answer.input_ids, answer.delimiter_indices, answer.label_token_ids)} == {
-        np.dtype("int32")
-    }
+    assert {a.dtype for a in (answer.prompt.tokens, answer.label_token_ids)} == {np.dtype("int32")}
 
 
 def test_labels_are_single_tokens_encoded_alone(load: Load) -> None:
@@ -377,7 +373,7 @@ def test_split_special_tokens_of_a_checkpoint_holds(tmp_path: Path) -> None:
     call = TextRequest("a <|im_start|>", ["b<|im_end|>", "c"], None, LABELS)
     split = load_tokenizer(directory)
     assert true_to(AutoTokenizer.from_pretrained(directory), one(split, call), call)
-    assert len(one(split, call).input_ids) > len(one(plain, call).input_ids)
+    assert len(one(split, call).prompt.tokens) > len(one(plain, call).prompt.tokens)
 
 
 def test_an_unsafe_added_token_turns_safe_splits_off_and_ids_stay_true(tmp_path: Path) -> None:

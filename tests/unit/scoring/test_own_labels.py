@@ -13,7 +13,6 @@ from hiscore.layers import lm_head, pair_products
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.batch_plan import ScoringPlan
-from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.head_results import own_counts
 from hiscore.scoring.options import ScoreOptions, parse_options
@@ -25,6 +24,7 @@ from hiscore.scoring.validation import check_labels
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support import tiny_tokenizers
+from tests.support.encoding import encode_requests
 from tests.support.heads import nowhere, results_of
 
 HIDDEN, VOCABULARY, ITEMS = 577, 3_000, 40  # no power of 2, so that a fold has a rest

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.layout import unpack
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
+from tests.support.encoding import encode_requests
 from tests.support.tiny_encoders import ENCODERS
 
 FACTS = CheckpointFacts(vocab_size=500, context_length=10_000, is_classifier=True, is_encoder=True)
@@ -63,7 +62,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory):
 def pairs_of(tokenizer: TextTokenizer, request: TextRequest, facts: CheckpointFacts = FACTS):
     """Every item's ids and token types, as the scorer would have them."""
     (answer,) = encode_requests(tokenizer, [request], Limits(), facts)
-    prompt = unpack(answer.input_ids, answer.delimiter_indices)
+    prompt = answer.prompt
     query, items = np.split(prompt.tokens, [prompt.query_length])
     items = np.split(items, np.cumsum(prompt.item_lengths)[:-1])
     first, second = tokenizer.pair.token_types if len(query) else (0, 0)
@@ -104,7 +103,7 @@ def test_control_texts_that_are_joined_first_have_other_ids(name: str, loaded) -
 def test_the_query_is_sent_once(name: str, loaded) -> None:
     _, ours = loaded(name)
     (answer,) = encode_requests(ours, [TextRequest("Is it a fruit?", ["an apple", "12"])], Limits(), FACTS)
-    prompt = unpack(answer.input_ids, answer.delimiter_indices)
+    prompt = answer.prompt
     template = ours.pair
     assert tuple(prompt.tokens[: len(template.before)]) == template.before
     separator = prompt.tokens[prompt.query_length - len(template.between) : prompt.query_length]
@@ -113,7 +112,7 @@ def test_the_query_is_sent_once(name: str, loaded) -> None:
 
 def test_without_items_nothing_is_computed(loaded) -> None:
     (answer,) = encode_requests(loaded("wordpiece")[1], [TextRequest("a fruit", [])], Limits(), FACTS)
-    assert (len(answer.input_ids), answer.delimiter_indices.tolist()) == (1, [0])
+    assert (len(answer.prompt.tokens), answer.prompt.item_lengths.tolist()) == (0, [])
 
 
 def test_a_pair_too_long_is_refused_alone(loaded) -> None:
@@ -123,8 +122,8 @@ def test_a_pair_too_long_is_refused_alone(loaded) -> None:
     short, long, other = encode_requests(ours, requests, Limits(), facts)
     assert "have 25 tokens together" in str(long)
     assert "12" in str(long)
-    assert len(short.input_ids)
-    assert len(other.input_ids)
+    assert len(short.prompt.tokens)
+    assert len(other.prompt.tokens)
 
 
 def test_the_tokens_of_all_pairs_count_against_the_limit(loaded) -> None:

@@ -14,9 +14,7 @@ from hiscore.attention.metadata import Forward
 from hiscore.errors import RequestError
 from hiscore.models.facts import read_facts
 from hiscore.scoring import pair_scorer
-from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.packing import Batch
 from hiscore.scoring.pair_scorer import PairScorer
@@ -25,6 +23,7 @@ from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
+from tests.support.encoding import encode_requests
 from tests.support.pair_truth import PairTruth
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiny_encoders import CONTEXT, ENCODERS, VOCABULARY, make
@@ -84,11 +83,11 @@ def score(
 
 
 def encode(checkpoint: Path, requests: Sequence[TextRequest]) -> list[MultiItemPrompt]:
-    """Texts to prompts, over the wire's layout."""
+    """Texts to prompts."""
     answers = encode_requests(
         load_tokenizer(checkpoint, pairs=True), requests, Limits(), read_facts(checkpoint)
     )
-    return [unpack(answer.input_ids, answer.delimiter_indices) for answer in answers]
+    return [answer.prompt for answer in answers]
 
 
 def check(found: np.ndarray, truth: np.ndarray) -> None:

@@ -219,7 +219,7 @@ def test_closing_launches_what_is_left_of_a_batch(device: Device) -> None:
 def test_alone_all_slices_are_launched_at_once(device: Device) -> None:
     batcher = batcher_of(device, max_alone_cost=80)
     device.go.release(1)
-    assert batcher.run_alone(80) == 800
+    assert batcher.run_alone(80, time.monotonic()) == 800
     batcher.close()
     assert device.launched == [([80], left) for left in (3, 2, 1, 0)]
     assert device.counted == [[80]]

@@ -1,0 +1,27 @@
+"""Requests in text to requests in token ids, as the `tokenizer` model does it."""
+
+from collections.abc import Sequence
+
+from hiscore.errors import RequestError
+from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.encode import TokenizedRequest, encode_plans, plan_request
+from hiscore.scoring.encoding_plan import EncodingPlan, TextRequest
+from hiscore.settings import Limits
+from hiscore.tokenization.tokenizer import TextTokenizer
+
+
+def encode_requests(
+    tokenizer: TextTokenizer, requests: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
+) -> list[TokenizedRequest | RequestError]:
+    """Plan each request, then encode all that can be served together; one answer per request."""
+
+    def plan(request: TextRequest) -> EncodingPlan | RequestError:
+        try:
+            return plan_request(tokenizer, request, limits, facts)
+        except RequestError as error:
+            return error
+
+    plans = [plan(request) for request in requests]
+    good = [each for each in plans if isinstance(each, EncodingPlan)]
+    encoded = iter(encode_plans(tokenizer, good, limits, facts))
+    return [each if isinstance(each, RequestError) else next(encoded) for each in plans]
