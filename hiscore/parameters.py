@@ -7,6 +7,7 @@ import json
 import math
 import reprlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +56,7 @@ def number(name: str, value: object) -> float:
     return read
 
 
-def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """The only row of a tensor with Triton's leading batch dimension.
 
     Args:
@@ -75,7 +76,7 @@ def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) ->
         raise RequestError(f"'{name}' has {values.shape[0]} rows: send one call per request, shape [1, n]")
     if values.dtype != dtype:
         raise RequestError(f"'{name}' must be {np.dtype(dtype).name}, not {values.dtype.name}")
-    row: npt.NDArray[np.generic] = values[0]
+    row: npt.NDArray[Any] = values[0]
     return row
 
 

@@ -5,44 +5,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from hiscore.errors import RequestError
 from hiscore.logs import configure_model
 from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.leader import lead
 from hiscore.parallel.start import devices_of, freeze, log_as, use
-from hiscore.parameters import one_row
 from hiscore.scoring.batched_scorer import BatchedScorer
-from hiscore.scoring.encoding_plan import EncodingPlan
-from hiscore.scoring.layout import unpack
-from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.pair_scorer import make_scorer
 from hiscore.scoring.pending_scores import BatchStats
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.text_inputs import has_text, read_text
+from hiscore.scoring.request_reader import RequestReader
 from hiscore.scoring.text_reader import COUNTERS as TEXT_COUNTERS
 from hiscore.scoring.text_reader import LARGE_BYTES, EncodeStats, TextReader
-from hiscore.scoring.validation import check_labels, check_prompt
 from hiscore.serving.background_reader import BackgroundReader
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.feeds import CountsFeed, Exporter, batcher_feeds
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.metrics import Counters
-from hiscore.serving.triton_io import (
-    LongRead,
-    error_log,
-    instance_of,
-    parameters,
-    request_id,
-    required_tensor,
-    serve,
-    server_directory,
-    tensor,
-)
-from hiscore.settings import CANARY_ID, ScorerSettings, from_model_directory
+from hiscore.serving.triton_io import error_log, instance_of, serve, server_directory
+from hiscore.settings import ScorerSettings, from_model_directory
 from hiscore.tokenization.tokenizer import load_tokenizer
 
 COUNTERS = {
@@ -84,10 +67,11 @@ class TritonPythonModel:
             "device": instance.name,
         }
         self.counts = CountsFeed(Counters(COUNTERS | TEXT_COUNTERS, labels))
-        facts, self.texts = self.scorer.facts, None
+        facts, texts = self.scorer.facts, None
         if settings.takes_text:
             tokenizer = load_tokenizer(checkpoint, facts.is_encoder)
-            self.texts = TextReader(tokenizer, settings, facts, self.record_encoded)
+            texts = TextReader(tokenizer, settings, facts, self.record_encoded)
+        self.reader = RequestReader(facts, settings, self.scorer.prompt, texts)
         self.background = BackgroundReader(f"texts of more than {LARGE_BYTES} bytes")
         self.batcher: Batcher[ScoreRequest] = Batcher(
             BatchedScorer(self.scorer, self.record),
@@ -107,7 +91,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         timeout_s = self.settings.queue_timeout_s
-        return serve(requests, self.read, self.batcher, timeout_s, self.background)
+        return serve(requests, self.reader.read, self.batcher, timeout_s, self.background)
 
     def finalize(self) -> None:
         self.background.close()
@@ -116,35 +100,6 @@ class TritonPythonModel:
         self.resources.close()
         self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
-
-    def read(self, request: Any) -> ScoreRequest | LongRead[ScoreRequest]:
-        options = parse_options(parameters(request))
-        if has_text(request):
-            return self.read_text(request, options)
-        ids, indices, labels = (
-            one_row(name, required_tensor(request, name), np.int32)
-            for name in ("input_ids", "delimiter_indices", "label_token_ids")
-        )
-        prompt = unpack(ids, indices)
-        check_prompt(prompt, self.settings, self.scorer.facts)
-        items, facts = len(prompt.item_lengths), self.scorer.facts
-        labels = check_labels(labels, self.settings, facts, options.label_counts, items).copy()
-        prompt = self.scorer.prompt(prompt)
-        return ScoreRequest.of(prompt, labels, options, is_canary=request_id(request) == CANARY_ID)
-
-    def read_text(self, request: Any, options: ScoreOptions) -> ScoreRequest | LongRead[ScoreRequest]:
-        if self.texts is None:
-            raise RequestError("this server's scorer takes token ids alone: 'score' is not loaded (MODELS)")
-        if tensor(request, "input_ids") is not None:
-            raise RequestError("exactly one of 'input_ids' and 'query' is needed: both were sent")
-        plan = self.texts.plan(read_text(request, options))
-        if plan.cost > LARGE_BYTES:
-            return LongRead(partial(self.encode, plan, options))
-        return self.encode(plan, options)
-
-    def encode(self, plan: EncodingPlan, options: ScoreOptions) -> ScoreRequest:
-        encoded = self.texts.encode(plan)
-        return ScoreRequest.of(self.scorer.prompt(encoded.prompt), encoded.label_token_ids, options)
 
     def record_encoded(self, stats: EncodeStats) -> None:
         """Count a call by text."""
