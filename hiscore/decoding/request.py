@@ -3,10 +3,11 @@
 Encoding a large text takes seconds, and compiling a grammar may take some, so a separate thread does that.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from queue import Full, Queue
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,15 @@ from hiscore.decoding.grammar import Grammar, GrammarCompiler
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.vllm_inputs import PLAIN_ANSWER, AnswerShape
-from hiscore.errors import RequestError, to_request_error
+from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.models.support import CheckpointFacts
 from hiscore.panics import Panic
 from hiscore.parameters import check_ids
-from hiscore.serving.background_reader import BackgroundReader
 from hiscore.tokenization.tokenizer import TextTokenizer
 
 # A core encodes about a megabyte per second: smaller texts delay other requests only briefly.
 LARGE_CHARACTERS = 2**16
+MAX_LARGE = 16
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,9 @@ class RequestIntake:
         self._prompts, self._submit, self._refuse = prompts, submit, refuse
         self.num_refused = 0
         """Requests refused because too many large texts wait."""
-        self._background = BackgroundReader(f"grammars or texts of more than {LARGE_CHARACTERS} characters")
+        self._large: Queue[tuple[DecodeRequest, Any] | None] = Queue(MAX_LARGE)
+        self._thread = threading.Thread(target=self._read_large, name="hiscore-intake", daemon=True)
+        self._thread.start()
 
     def accept(self, request: DecodeRequest, reply_to: Any) -> None:
         """Never blocks for long, never raises."""
@@ -164,14 +167,20 @@ class RequestIntake:
             self._read(request, reply_to)
             return
         try:
-            self._background.submit(partial(self._read, request, reply_to))
-        except RequestError as error:
+            self._large.put_nowait((request, reply_to))
+        except Full:
             self.num_refused += 1
-            self._refuse(reply_to, error)
+            busy = f"{MAX_LARGE} grammars or texts of more than {LARGE_CHARACTERS} characters wait to be read"
+            self._refuse(reply_to, RequestError(f"the server is full: {busy}", Code.UNAVAILABLE))
 
     def close(self) -> None:
         """Read what was accepted, then end the thread."""
-        self._background.close()
+        self._large.put(None)
+        self._thread.join()
+
+    def _read_large(self) -> None:
+        while (entry := self._large.get()) is not None:
+            self._read(*entry)
 
     def _read(self, request: DecodeRequest, reply_to: Any) -> None:
         try:

@@ -1,22 +1,67 @@
-"""The tokenizer as the batcher sees it: texts in, response tensors out."""
+"""The tokenizer as a batcher sees it: texts in, token ids out."""
 
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TokenizedRequest, encode_plans
-from hiscore.scoring.encoding_plan import EncodingPlan
+from hiscore.scoring.encode import TokenizedRequest, check_request, encode_plans, plan_request
+from hiscore.scoring.encoding_plan import EncodingPlan, TextRequest
 from hiscore.scoring.layout import lay_out
-from hiscore.scoring.text_reader import EncodeStats
-from hiscore.serving.batched_model import WholeJobs
+from hiscore.serving.batched_model import BatchLimits, WholeJobs
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer
 
+MAX_BATCH_BYTES = 2**20
+"""Of text in one batch: enough to use every core, few enough that a small request does not wait long."""
+MAX_ALONE_BYTES = 2**15
+"""Of text that is encoded on the spot when nothing else is: a few milliseconds."""
+COUNTERS = {
+    "hiscore_full_encodes_total": "Calls whose whole query was encoded again with each of its items",
+    "hiscore_tokenized_calls_total": "Calls turned from text into token ids",
+    "hiscore_tokenizer_batches_total": "Batches of calls whose texts were encoded",
+}
+
+
+def batch_limits(max_queue: int) -> BatchLimits:
+    """Bounds of a batcher of texts; `max_queue` as there."""
+    return BatchLimits(MAX_BATCH_BYTES, max_queue, max_alone_cost=MAX_ALONE_BYTES)
+
+
+@dataclass(frozen=True)
+class EncodeStats:
+    """What a batch held: requests that could be served, and those whose query was encoded with every item."""
+
+    requests: int
+    full_encodes: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What `COUNTERS` rise by."""
+        return {
+            "hiscore_full_encodes_total": self.full_encodes,
+            "hiscore_tokenized_calls_total": self.requests,
+            "hiscore_tokenizer_batches_total": 1,
+        }
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """A request in text.
+
+    Attributes:
+        request: Within its limits.
+        plan: None for a large text, which takes long to plan: that is left to the thread that encodes it.
+    """
+
+    request: TextRequest
+    plan: EncodingPlan | None
+
 
 class BatchedTokenizer:
-    """`BatchedModel` of `EncodingPlan`, with costs in bytes of text to encode; answers are `Outputs`.
+    """`BatchedModel` of `TextJob`, with costs in bytes of text to encode.
 
     Encoding is a computation on the CPU: it gets its own thread, and requests are never split.
     """
@@ -30,27 +75,61 @@ class BatchedTokenizer:
         limits: Limits,
         facts: CheckpointFacts,
         record: Callable[[EncodeStats], None],
+        answer: Callable[[TokenizedRequest], Any],
     ) -> None:
-        """Wrap a tokenizer; `record` is called after each batch."""
+        """Wrap a tokenizer.
+
+        Args:
+            tokenizer: The checkpoint's.
+            limits: Bounds of one call.
+            facts: Sizes to validate against.
+            record: Called after each batch.
+            answer: Makes the answer of each request.
+        """
         self._tokenizer, self._limits, self._facts = tokenizer, limits, facts
-        self._record = record
+        self._record, self._answer = record, answer
 
-    def cost(self, job: EncodingPlan) -> int:
-        return job.cost
+    def job(self, request: TextRequest) -> TextJob:
+        """Check a request.
 
-    def plan(self) -> WholeJobs[EncodingPlan]:
+        Raises:
+            RequestError: It cannot be served.
+        """
+        size = check_request(self._tokenizer, request, self._limits, self._facts)
+        is_small = size <= MAX_ALONE_BYTES
+        return TextJob(request, plan_request(self._tokenizer, request, self._limits) if is_small else None)
+
+    def cost(self, job: TextJob) -> int:
+        # A large text is a batch of its own.
+        return job.plan.cost if job.plan else MAX_BATCH_BYTES
+
+    def plan(self) -> WholeJobs[TextJob]:
         return WholeJobs(self.cost)
 
-    def launch(self, jobs: list[EncodingPlan]) -> "EncodedBatch":
-        begin = time.perf_counter()
-        answers = encode_plans(self._tokenizer, jobs, self._limits, self._facts)
-        return EncodedBatch(answers, time.perf_counter() - begin, self._record)
+    def launch(self, jobs: list[TextJob]) -> "EncodedBatch":
+        plans = [job.plan or self._plan(job.request) for job in jobs]
+        encoded = iter(
+            encode_plans(
+                self._tokenizer,
+                [plan for plan in plans if isinstance(plan, EncodingPlan)],
+                self._limits,
+                self._facts,
+            )
+        )
+        answers = [plan if isinstance(plan, RequestError) else next(encoded) for plan in plans]
+        return EncodedBatch(answers, self._record, self._answer)
 
-    def join(self, job: EncodingPlan, answers: Sequence[Outputs]) -> Outputs:
+    def join(self, job: TextJob, answers: Sequence[Any]) -> Any:
         return answers[0]
 
     def on_failure(self, error: Exception) -> None:
         """Nothing to do: there is no device to lose."""
+
+    def _plan(self, request: TextRequest) -> EncodingPlan | RequestError:
+        try:
+            return plan_request(self._tokenizer, request, self._limits)
+        except RequestError as error:
+            return error
 
 
 class EncodedBatch:
@@ -58,19 +137,18 @@ class EncodedBatch:
 
     def __init__(
         self,
-        answers: list[TokenizedRequest | RequestError],
-        seconds: float,
+        encoded: list[TokenizedRequest | RequestError],
         record: Callable[[EncodeStats], None],
+        answer: Callable[[TokenizedRequest], Any],
     ) -> None:
-        self._answers, self._seconds, self._record = answers, seconds, record
+        self._encoded, self._record, self._answer = encoded, record, answer
 
-    def finish(self) -> list[Outputs | RequestError]:
-        return [answer if isinstance(answer, RequestError) else outputs(answer) for answer in self._answers]
+    def finish(self) -> list[Any]:
+        return [each if isinstance(each, RequestError) else self._answer(each) for each in self._encoded]
 
     def count(self) -> None:
-        served = [answer for answer in self._answers if isinstance(answer, TokenizedRequest)]
-        full_encodes = sum(answer.full_encode for answer in served)
-        self._record(EncodeStats(len(served), full_encodes, self._seconds))
+        served = [each for each in self._encoded if isinstance(each, TokenizedRequest)]
+        self._record(EncodeStats(len(served), sum(each.full_encode for each in served)))
 
 
 def outputs(request: TokenizedRequest) -> Outputs:

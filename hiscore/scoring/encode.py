@@ -37,16 +37,19 @@ class TokenizedRequest:
     full_encode: bool
 
 
-def plan_request(
+def check_request(
     tokenizer: TextTokenizer, request: TextRequest, limits: Limits, facts: CheckpointFacts
-) -> EncodingPlan:
-    """Check what can be checked before encoding, and split the query.
+) -> int:
+    """Check what can be checked quickly, before a request is planned.
 
     Args:
         tokenizer: The checkpoint's.
         request: Texts as they were sent.
         limits: Bounds of one call.
         facts: Sizes to validate against.
+
+    Returns:
+        Bytes of UTF-8 of all texts.
 
     Raises:
         RequestError: The request cannot be served.
@@ -64,15 +67,24 @@ def plan_request(
             f"'query', 'items' and 'labels' hold {size} bytes: at most {limits.max_text_bytes} in one call"
         )
     _check_length(tokenizer, request, size, facts)
+    return size
+
+
+def plan_request(tokenizer: TextTokenizer, request: TextRequest, limits: Limits) -> EncodingPlan:
+    """Split the query of a request that has been checked.
+
+    Raises:
+        RequestError: Too much of the query would be encoded again with each item.
+    """
     shared, repeated, rule = split_query(tokenizer, request)
+    items, again = len(request.items), _utf8_length(repeated)
     # A query that cannot be shared is encoded once per item: bound the work as well as the input.
-    repeated_bytes = _utf8_length(repeated)
-    if (work := repeated_bytes * items) > limits.max_text_bytes:
+    if (work := again * items) > limits.max_text_bytes:
         raise RequestError(
             f"'query' must be encoded again with each of {items} items, {work} bytes in all: "
             f"at most {limits.max_text_bytes} in one call. Send fewer items, or put a space into the query"
         )
-    return EncodingPlan(request, shared, repeated, rule, size + repeated_bytes * max(0, items - 1))
+    return EncodingPlan(request, shared, repeated, rule, _size(request) + again * max(0, items - 1))
 
 
 def encode_plans(
@@ -101,8 +113,9 @@ def encode_plans(
 def encode_request(
     tokenizer: TextTokenizer, request: TextRequest, limits: Limits, facts: CheckpointFacts
 ) -> TokenizedRequest:
-    """Plan and encode one request; arguments and errors as for `plan_request`."""
-    (answer,) = encode_plans(tokenizer, [plan_request(tokenizer, request, limits, facts)], limits, facts)
+    """Check, plan and encode one request; arguments and errors as for `check_request`."""
+    check_request(tokenizer, request, limits, facts)
+    (answer,) = encode_plans(tokenizer, [plan_request(tokenizer, request, limits)], limits, facts)
     if isinstance(answer, RequestError):
         raise answer
     return answer

@@ -1,7 +1,7 @@
 """The request parameters of `score`, `tokenizer` and `scorer`.
 
 They are parameters and not tensors, so that requests with different options still share a batch. Each of the three
-models accepts all of them, since an ensemble forwards them to its steps; unknown ones are refused.
+models accepts all of them, since an ensemble forwards them to its step; unknown ones are refused.
 """
 
 import json
@@ -26,7 +26,7 @@ class ScoreOptions:
         apply_softmax: Softmax over the labels. Otherwise a score is a probability over the whole vocabulary, or a
             classifier's raw logit.
         temperature: Divides the logits; any value but 1.0 needs `apply_softmax`.
-        item_first: Join ``item + query``; only the tokenizer looks at it.
+        item_first: Join ``item + query``; without meaning by token ids.
         label_counts: How many of the labels are each item's own, in turn; None: all items share all labels.
         raw_logits: Scores are the labels' logits, as a classifier's always are without `apply_softmax`.
     """

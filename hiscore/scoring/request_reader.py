@@ -10,15 +10,17 @@ import numpy as np
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.parameters import one_row
-from hiscore.scoring.encoding_plan import EncodingPlan
+from hiscore.scoring.batched_tokenizer import BatchedTokenizer
+from hiscore.scoring.encode import TokenizedRequest
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.text_inputs import has_text, read_text
-from hiscore.scoring.text_reader import LARGE_BYTES, TextReader
+from hiscore.scoring.text_inputs import TEXTS, read_text
 from hiscore.scoring.validation import check_labels, check_prompt
-from hiscore.serving.triton_io import LongRead, parameters, request_id, required_tensor, tensor
+from hiscore.serving.triton_io import Via, parameters, request_id, required_tensor, tensor
 from hiscore.settings import CANARY_ID, Limits
+
+IDS = ("input_ids", "delimiter_indices")
 
 
 @dataclass(frozen=True)
@@ -29,26 +31,37 @@ class RequestReader:
         facts: Sizes to validate against.
         limits: Bounds of one call.
         to_compute: Turns a validated prompt into what is computed.
-        texts: None where token ids alone are taken.
+        tokenizer: None where token ids alone are taken.
     """
 
     facts: CheckpointFacts
     limits: Limits
     to_compute: Callable[[MultiItemPrompt], MultiItemPrompt]
-    texts: TextReader | None
+    tokenizer: BatchedTokenizer | None
 
-    def read(self, request: Any) -> ScoreRequest | LongRead[ScoreRequest]:
-        """Read a request; one with a large text is finished later.
+    def read(self, request: Any) -> ScoreRequest | Via[ScoreRequest]:
+        """Read a request by ids, or one by text, which the tokenizer's batcher works on first.
 
         Raises:
             RequestError: It cannot be served.
         """
         options = parse_options(parameters(request))
-        if has_text(request):
-            return self._read_text(request, options)
+        texts = [name for name in TEXTS if tensor(request, name) is not None]
+        if not texts:
+            return self._read_ids(request, options)
+        if self.tokenizer is None:
+            raise RequestError("this server's scorer takes token ids alone: 'score' is not loaded (MODELS)")
+        if ids := [name for name in IDS if tensor(request, name) is not None]:
+            raise RequestError(
+                f"'{ids[0]}' and '{texts[0]}' were both sent: a call is by token ids or by text"
+            )
+        return Via(self.tokenizer.job(read_text(request, options)), partial(self._of_text, options))
+
+    def _read_ids(self, request: Any, options: ScoreOptions) -> ScoreRequest:
+        if self.tokenizer is not None and tensor(request, "input_ids") is None:
+            raise RequestError("'query' or 'input_ids' is missing")
         ids, indices, labels = (
-            one_row(name, required_tensor(request, name), np.int32)
-            for name in ("input_ids", "delimiter_indices", "label_token_ids")
+            one_row(name, required_tensor(request, name), np.int32) for name in (*IDS, "label_token_ids")
         )
         prompt = unpack(ids, indices)
         check_prompt(prompt, self.limits, self.facts)
@@ -57,15 +70,5 @@ class RequestReader:
         is_canary = request_id(request) == CANARY_ID
         return ScoreRequest.of(self.to_compute(prompt), labels, options, is_canary)
 
-    def _read_text(self, request: Any, options: ScoreOptions) -> ScoreRequest | LongRead[ScoreRequest]:
-        if self.texts is None:
-            raise RequestError("this server's scorer takes token ids alone: 'score' is not loaded (MODELS)")
-        if tensor(request, "input_ids") is not None:
-            raise RequestError("exactly one of 'input_ids' and 'query' is needed: both were sent")
-        plan = self.texts.plan(read_text(request, options))
-        encode = partial(self._encode, self.texts, plan, options)
-        return LongRead(encode) if plan.cost > LARGE_BYTES else encode()
-
-    def _encode(self, texts: TextReader, plan: EncodingPlan, options: ScoreOptions) -> ScoreRequest:
-        encoded = texts.encode(plan)
+    def _of_text(self, options: ScoreOptions, encoded: TokenizedRequest) -> ScoreRequest:
         return ScoreRequest.of(self.to_compute(encoded.prompt), encoded.label_token_ids, options)

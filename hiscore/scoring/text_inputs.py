@@ -14,11 +14,6 @@ from hiscore.serving.triton_io import required_tensor, strings, tensor
 TEXTS = ("query", "items", "labels")
 
 
-def has_text(request: Any) -> bool:
-    """Whether a request to a model that takes texts and ids has one of the inputs in text."""
-    return any(tensor(request, name) is not None for name in TEXTS)
-
-
 def read_text(request: Any, options: ScoreOptions) -> TextRequest:
     """Read a request in text; all that it holds is copied.
 

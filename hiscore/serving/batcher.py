@@ -89,44 +89,44 @@ class Batcher(Generic[Job]):
         for request in refused:
             request.reply_to.send(RequestError(reason, Code.UNAVAILABLE))
 
-    def count_refused(self) -> None:
-        """Count a request for which there was no room even before it could be submitted."""
-        with self._changed:
-            self.totals.rejects["full"] += 1
-
-    def run_alone(self, job: Job, since: float) -> Any | None:
+    def run_alone(self, job: Job) -> Any | None:
         """Run a job on the calling thread, if the model is idle.
 
         Jobs of more than `BatchLimits.max_alone_cost` are not run: meanwhile no other request of the calling
-        thread could even be refused.
-
-        Args:
-            job: What is computed.
-            since: When its request arrived, on the monotonic clock.
+        thread could even be refused. Where launches compute, only the thread that calls this may submit.
 
         Returns:
             The answer or `RequestError`, or None if the job has to be submitted.
         """
+        begin = time.monotonic()
         price = self._model.plan().price(job, 0)
-        small = bool(self._limits.max_alone_cost) and price <= self._limits.max_alone_cost
-        with self._changed:
-            if not small or self._has_work() or self._in_flight or self._closing:
-                return None
-            self._in_flight = 1
-            self._waiting.publish_load(alone=self._model.cost(job))
-            self.totals.queue_wait.observe(0.0)
-        with self._launch_ready.lock:
+        if price > self._limits.max_alone_cost or not self._limits.max_alone_cost:
+            return None
+        # What another thread submits meanwhile is launched behind it, not between two of its slices.
+        if not self._launch_ready.lock.acquire(blocking=False):
+            return None
+        try:
+            with self._changed:
+                if self._has_work() or self._in_flight or self._closing:
+                    return None
+                self._in_flight = 1
+                self._waiting.alone = self._model.cost(job)
+                self._waiting.publish_load()
+                self.totals.queue_wait.observe(0.0)
             batch = self._try_launch(Launch([], price, lambda: launch_rest(self._model.launch([job]))))
-        if len(self._waiting) and self._model.async_launch:
-            self._launch_ready()  # another thread has submitted meanwhile, and found the lock taken
+        finally:
+            self._launch_ready.lock.release()
+        if self._has_work() and self._model.async_launch:
+            self._launch_ready()
         answers, completed = self._await(batch, 1)
         if completed:
             count(batch)
         with self._changed:
             self._in_flight -= 1
+            self._waiting.alone = 0
             self._waiting.publish_load()
             if not isinstance(answers[0], RequestError):
-                self.totals.call.observe(time.monotonic() - since)
+                self.totals.call.observe(time.monotonic() - begin)
             # To wake another thread would hold up the answer.
             if is_awaited := self._has_work() or self._closing:
                 self._changed.notify_all()
@@ -250,8 +250,8 @@ class Batcher(Generic[Job]):
                 self._model.on_failure(error)
             except Exception:
                 log.exception("on_failure raised")
-        self.totals.device_seconds += time.monotonic() - begin
-        if not isinstance(batch, FailedBatch):
-            with self._changed:
+        with self._changed:
+            self.totals.device_seconds += time.monotonic() - begin
+            if not isinstance(batch, FailedBatch):
                 (self._pace.finished if completed else self._pace.forget)(time.monotonic())
         return answers, completed

@@ -5,7 +5,7 @@ Counting is cheap and exporting is not: calls never wait for a round trip to the
 
 import logging
 import threading
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -82,17 +82,16 @@ class CountsFeed:
 
     def __init__(self, counters: Counters) -> None:
         self._counters, self._lock = counters, threading.Lock()
-        self._new: defaultdict[str, float] = defaultdict(float)
+        self._new: Counter[str] = Counter()
 
-    def add(self, **amounts: float) -> None:
+    def add(self, **amounts: int) -> None:
         """Count, from any thread and without a round trip."""
         with self._lock:
-            for name, amount in amounts.items():
-                self._new[name] += amount
+            self._new.update(amounts)
 
     def update(self) -> None:
         with self._lock:
-            new, self._new = self._new, defaultdict(float)
+            new, self._new = self._new, Counter()
         self._counters.add(**new)
 
 
@@ -135,13 +134,14 @@ def histogram_feeds(
     ]
 
 
+def queue_feeds(labels: dict[str, str], totals: Totals) -> list[Feed]:
+    """The feeds of a batcher."""
+    return [TotalsFeed(labels, totals), *histogram_feeds(OF_CALLS, labels, totals)]
+
+
 def batcher_feeds(labels: dict[str, str], totals: Totals, errors: ErrorLog) -> list[Feed]:
     """The feeds of a model with a batcher."""
-    return [
-        TotalsFeed(labels, totals),
-        ErrorsFeed(labels, errors),
-        *histogram_feeds(OF_CALLS, labels, totals),
-    ]
+    return [*queue_feeds(labels, totals), ErrorsFeed(labels, errors)]
 
 
 class Exporter:

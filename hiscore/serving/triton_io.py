@@ -18,7 +18,6 @@ import triton_python_backend_utils as pb_utils
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError, to_request_error
 from hiscore.models.server_resources import Instance
-from hiscore.serving.background_reader import BackgroundReader
 from hiscore.serving.batched_model import Job
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.error_log import ErrorLog
@@ -27,9 +26,6 @@ from hiscore.serving.queued_request import QueuedRequest
 log = logging.getLogger(__name__)
 
 error_log = ErrorLog()
-
-READ_AHEAD_S = 1e-3
-"""Requests that have been read wait about so long for those that are read behind them."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +72,54 @@ class ReplyTo:
 
 
 @dataclass(frozen=True)
-class LongRead(Generic[Job]):
-    """A request that takes long to read: `finish` gives its job, or raises `RequestError`."""
+class Via(Generic[Job]):
+    """A request that another batcher works on first.
 
-    finish: Callable[[], Job]
+    Attributes:
+        job: For that batcher.
+        then: Makes the job for this one out of the answer, or raises `RequestError`.
+    """
+
+    job: Any
+    then: Callable[[Any], Job]
+
+
+@dataclass(frozen=True)
+class Onward(Generic[Job]):
+    """Takes the answer of the batcher that worked on a request first, and submits what is made of it.
+
+    Attributes:
+        reply_to: The caller.
+        then: As in `Via`.
+        batcher: Where the job goes.
+        deadline: As in `QueuedRequest`.
+    """
+
+    reply_to: ReplyTo
+    then: Callable[[Any], Job]
+    batcher: Batcher[Job]
+    deadline: float
+
+    def send(self, answer: Any) -> None:
+        """Submit the job, or send the error."""
+        try:
+            if isinstance(answer, RequestError):
+                raise answer
+            self.batcher.submit([QueuedRequest(self.then(answer), self.reply_to, self.deadline)])
+        except Exception as error:
+            self.reply_to.send(to_request_error(error))
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller has gone."""
+        return self.reply_to.is_cancelled()
 
 
 def serve(
     requests: Sequence[Any],
-    read: Callable[[Any], Job | LongRead[Job]],
+    read: Callable[[Any], Job | Via[Job]],
     batcher: Batcher[Job],
     timeout_s: float,
-    background: BackgroundReader | None = None,
+    first: Batcher[Any] | None = None,
 ) -> list[Any] | None:
     """Validate the requests of an `execute` and hand them to the batcher.
 
@@ -97,62 +129,52 @@ def serve(
             behind a tensor is gone after `execute`.
         batcher: Runs the jobs.
         timeout_s: The longest wait in the queue; a caller may ask for less.
-        background: Finishes what `read` returns as a `LongRead`.
+        first: Works first on what `read` returns as `Via`.
 
     Returns:
         What `execute` returns: the response, if the only request was run on the spot.
     """
-    now = submitted = time.monotonic()
+    now = time.monotonic()
     queued: list[QueuedRequest[Job]] = []
+    queued_first: list[QueuedRequest[Any]] = []
     for request in requests:
         try:
             job = read(request)
+            if isinstance(job, Via) and first is not None and len(requests) == 1:
+                job = _run_first(first, job)
         except Exception as error:
             ReplyTo.of(request).send(to_request_error(error))
             continue
-        requested_us = request.timeout()
-        deadline = now + (min(timeout_s, requested_us / 1e6) if requested_us else timeout_s)
-        if isinstance(job, LongRead):
-            assert background is not None
-            _read_in(background, job, batcher, ReplyTo.of(request), deadline, now)
+        if isinstance(job, Via):
+            deadline, reply_to = _deadline(request, now, timeout_s), ReplyTo.of(request)
+            onward = Onward(reply_to, job.then, batcher, deadline)
+            queued_first.append(QueuedRequest(job.job, onward, deadline))
             continue
-        if len(requests) == 1 and (answer := batcher.run_alone(job, now)) is not None:
+        if len(requests) == 1 and (answer := batcher.run_alone(job)) is not None:
             try:
                 return [_response(answer, request_id(request))]
             except Exception as error:
                 return [_response(to_request_error(error), request_id(request))]
-        queued.append(QueuedRequest(job, ReplyTo.of(request), deadline, now))
-        if time.monotonic() - submitted > READ_AHEAD_S:
-            batcher.submit(queued)
-            queued, submitted = [], time.monotonic()
+        queued.append(QueuedRequest(job, ReplyTo.of(request), _deadline(request, now, timeout_s)))
+    if queued_first:
+        assert first is not None
+        first.submit(queued_first)
     batcher.submit(queued)
     batcher.board.wait_for_turn()
     return None
 
 
-def _read_in(
-    background: BackgroundReader,
-    long: LongRead[Job],
-    batcher: Batcher[Job],
-    reply_to: ReplyTo,
-    deadline: float,
-    since: float,
-) -> None:
-    """Finish reading in the background, and submit the job then."""
+def _run_first(first: Batcher[Any], via: Via[Job]) -> Job | Via[Job]:
+    """The job itself, if the first batcher is idle and answers at once."""
+    answer = first.run_alone(via.job)
+    if isinstance(answer, RequestError):
+        raise answer
+    return via if answer is None else via.then(answer)
 
-    def read() -> None:
-        try:
-            job = long.finish()
-        except Exception as error:
-            reply_to.send(to_request_error(error))
-        else:
-            batcher.submit([QueuedRequest(job, reply_to, deadline, since)])
 
-    try:
-        background.submit(read)
-    except RequestError as error:
-        batcher.count_refused()
-        reply_to.send(error)
+def _deadline(request: Any, now: float, timeout_s: float) -> float:
+    requested_us = request.timeout()
+    return now + (min(timeout_s, requested_us / 1e6) if requested_us else timeout_s)
 
 
 def _response(answer: Outputs | RequestError, request_id: str, streamed: bool = False) -> Any:

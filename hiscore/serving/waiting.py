@@ -44,6 +44,8 @@ class WaitingRequests(Generic[Job]):
         self._numbers = count()
         self._not_started = 0
         self._total_cost = 0
+        self.alone = 0
+        """The cost of a job that runs without having waited."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -77,15 +79,11 @@ class WaitingRequests(Generic[Job]):
         self._order.remove(request)
         self.publish_load()
 
-    def publish_load(self, alone: int = 0) -> None:
-        """Tell the other instances the cost of all that waits or is being computed.
-
-        Args:
-            alone: The cost of a job that runs without having waited.
-        """
+    def publish_load(self) -> None:
+        """Tell the other instances the cost of all that waits or is being computed."""
         limits = self._limits
         full = self._not_started >= limits.max_queue or self._total_cost >= limits.max_total_cost
-        self._board.publish(math.inf if full else self._total_cost + alone)
+        self._board.publish(math.inf if full else self._total_cost + self.alone)
 
     def expects_small(self) -> bool:
         """Whether a batch is better formed as late as possible: see `RequestOrder.expects_small`."""

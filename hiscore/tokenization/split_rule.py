@@ -5,6 +5,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+WINDOW = 2**15
+"""Characters that are searched at once: no other thread runs meanwhile."""
+
 
 @dataclass(frozen=True)
 class SplitRule:
@@ -21,19 +24,25 @@ class SplitRule:
 
     def first(self, text: str) -> int | None:
         """Where the second part begins at the first split point of a text, if there is one."""
-        match = self.point.search(text)
-        return match.start() if match else None
+        for start in range(0, len(text), WINDOW):
+            end = start + WINDOW
+            # The character behind the window is for the lookahead.
+            match = self.point.search(text, start, end + 1)
+            if match and match.start() < end:
+                return match.start()
+        return None
 
     def last(self, text: str) -> int | None:
         """The same at the last split point; reads only as much of the end as it must."""
-        window = 64
-        while True:
-            start = max(0, len(text) - window)
+        end, window = len(text), 64
+        while end > 0:
+            start = max(0, end - window)
             # Unlike a slice, a start position lets the lookbehind see the character before it.
-            indices = [match.start() for match in self.point.finditer(text, start)]
-            if indices or start == 0:
-                return indices[-1] if indices else None
-            window *= 8
+            indices = [match.start() for match in self.point.finditer(text, start, end + 1)]
+            if indices := [index for index in indices if index < end]:
+                return indices[-1]
+            end, window = start, min(8 * window, WINDOW)
+        return None
 
     def second(self, text: str) -> str:
         """What to encode of a second part."""

@@ -53,7 +53,7 @@ def text_message(query: str, items: Sequence[str], labels: Sequence[int]) -> byt
 def as_ids_message(
     client: InferenceServerClient, query: str, items: Sequence[str], labels: Sequence[int]
 ) -> bytes:
-    """The request to `scorer` into which the ensemble turns a call by text."""
+    """The request to `scorer` by the ids of a call by text."""
     inputs = [_strings("query", [query]), _strings("items", items)]
     inputs.append(InferInput("label_token_ids", [1, len(labels)], "INT32"))
     inputs[-1].set_data_from_numpy(np.array([labels], np.int32))

@@ -97,7 +97,7 @@ def _tokenize(checkpoint: Path, by_clock: bool) -> float:
         nonlocal tokens
         tokens = 0
         for at in range(0, len(calls), BATCH):
-            batch = [plan_request(tokenizer, call, Limits(), facts) for call in calls[at : at + BATCH]]
+            batch = [plan_request(tokenizer, call, Limits()) for call in calls[at : at + BATCH]]
             for call in encode_plans(tokenizer, batch, Limits(), facts):
                 if isinstance(call, RequestError):
                     raise call

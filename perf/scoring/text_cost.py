@@ -122,7 +122,7 @@ def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
     calls = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
 
     def encode(some: Sequence[TextRequest]) -> Sequence[TokenizedRequest | RequestError]:
-        plans = [plan_request(tokenizer, call, Limits(), facts) for call in some]
+        plans = [plan_request(tokenizer, call, Limits()) for call in some]
         return encode_plans(tokenizer, plans, Limits(), facts)
 
     encode(calls[:8])

@@ -42,6 +42,7 @@ def test_each_model_counts_what_it_refuses_and_what_it_answers(lm: Server) -> No
     assert settled(lm, read) - before == {
         ("scorer", "INVALID_ARG"): 2 * REFUSED,
         ("decode", "INVALID_ARG"): REFUSED,
+        ("score", "answered"): ANSWERED,
         ("scorer", "answered"): ANSWERED,
         ("decode", "answered"): ANSWERED,
     }

@@ -57,9 +57,9 @@ def test_a_call_by_text_is_one_forward(lm: Server) -> None:
     query = f"Number {time.time_ns()} is"
     with counted(lm, {ITEMS: 3}) as risen:
         answer = score_texts(lm, query, [" odd", " even", " prime"], LABELS)
-    assert risen[FORWARDS] == risen["scorer", "hiscore_tokenized_calls_total"] == 1
+    assert risen[FORWARDS] == risen["score", "hiscore_tokenizer_batches_total"] == 1
     assert risen[TOKENS] == computed([answer])
-    assert risen["scorer", "hiscore_full_encodes_total"] == 0
+    assert risen["score", "hiscore_full_encodes_total"] == 0
 
 
 def test_a_batch_of_calls_is_one_forward(lm: Server) -> None:

@@ -1,4 +1,4 @@
-"""The scorer by text, as `score` calls it: by the same words, and a large text holds no other call up."""
+"""The scorer by text, as `score` calls it: the same scores, and texts hold no call by ids up."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
-from hiscore.scoring.text_reader import LARGE_BYTES
-from hiscore.serving.background_reader import MAX_WAITING
+from hiscore.scoring.batched_tokenizer import MAX_ALONE_BYTES
 from hiscore.settings import ServeSettings
 from tests.server.conftest import StartServer
 from tests.server.counters import counted
-from tests.server.wire import WAYS, Refused
+from tests.server.wire import WAYS, Refused, row
 from tests.support.timeouts import wait_until
 
 pytestmark = pytest.mark.server
@@ -22,71 +23,77 @@ pytestmark = pytest.mark.server
 TEXTS: dict[str, Any] = {
     "query": ["Is this a fruit? It is"], "items": [" an apple", " a hammer", ""], "label_token_ids": [5, 77],
 }  # fmt: skip
-# It cannot be split, so it is encoded with every item, and yet has few tokens.
+IDS: dict[str, Any] = {"input_ids": [3, 0, 4, 0], "delimiter_indices": [1, 3], "label_token_ids": [5]}
+# Many bytes and few tokens, since spaces are joined.
 LARGE: dict[str, Any] = {
-    "query": ["x" * 300], "items": [f"y{number}" for number in range(LARGE_BYTES // 300 + 1)],
-    "label_token_ids": [5, 77],
+    "query": ["Is it?"], "items": [" " * (MAX_ALONE_BYTES // 50)] * 51, "label_token_ids": [5, 77],
 }  # fmt: skip
-REJECTS = "scorer", "hiscore_rejects_total"
 
-# The scorer's own model.py with some lines more: while a file lies there, large texts are not encoded; another
-# counts those that have been reached.
+FULL = "the server is full, try again later"
+
+# The scorer's own model.py with some lines more: while a file lies there, large texts are not encoded.
 CODE = """
 import os
 import time
 
-from hiscore.scoring.text_reader import TextReader
-
-_encode = TextReader.encode
+_launch = BatchedTokenizer.launch
 _server = os.getppid()
 
 
-def _held_encode(self, plan):
-    if plan.cost > LARGE_BYTES:
-        with open({reached!r}, "a") as file:
-            file.write("x")
-        while os.path.exists({hold!r}) and os.getppid() == _server:
-            time.sleep(0.02)
-    return _encode(self, plan)
+def _held_launch(self, jobs):
+    while any(job.plan is None for job in jobs) and os.path.exists({hold!r}) and os.getppid() == _server:
+        with open({reached!r}, "w"):
+            pass
+        time.sleep(0.02)
+    return _launch(self, jobs)
 
 
-TextReader.encode = _held_encode
+BatchedTokenizer.launch = _held_launch
 """
 
 
 def scores(
-    server: Server, inputs: dict[str, Any] = TEXTS, model: str = "scorer", way: str = "grpc"
+    server: Server,
+    inputs: dict[str, Any] = TEXTS,
+    model: str = "scorer",
+    way: str = "grpc",
+    **parameters: Any,
 ) -> np.ndarray:
-    return WAYS[way](server, model, inputs, {"apply_softmax": True})["scores"]
+    return WAYS[way](server, model, inputs, {"apply_softmax": True, **parameters})["scores"]
 
 
+@pytest.mark.parametrize("item_first", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_it_is_the_same_as_by_score_and_by_ids(way: str, lm: Server) -> None:
-    ids = WAYS["grpc"](lm, "tokenizer", TEXTS, {})
-    found = scores(lm, way=way).reshape(3, 2)
-    assert np.array_equal(found, scores(lm, model="score").reshape(3, 2))
-    assert np.array_equal(found, scores(lm, ids).reshape(3, 2))
-    assert np.ptp(found[:, 0]) > 1e-4  # the control: items differ
+def test_it_is_the_same_as_by_score_and_by_ids(way: str, item_first: bool, lm: Server) -> None:
+    ids = WAYS["grpc"](lm, "tokenizer", TEXTS, {"item_first": item_first})
+    found = scores(lm, way=way, item_first=item_first).reshape(3, 2)
+    # The contract's tolerance between batches: the second may find the query in the cache.
+    for other in (scores(lm, model="score", item_first=item_first), scores(lm, ids)):
+        np.testing.assert_allclose(found, other.reshape(3, 2), atol=2e-5, rtol=0)
+    assert np.ptp(found[:, 0]) > 1e-3  # the control: items differ
 
 
-def test_calls_by_text_are_counted_and_timed(lm: Server) -> None:
-    calls = "scorer", "hiscore_tokenized_calls_total"
+def test_calls_by_text_are_counted(lm: Server) -> None:
+    calls = "score", "hiscore_tokenized_calls_total"
     with counted(lm, {calls: 3}) as risen:
         for inputs in (TEXTS, TEXTS | {"query": ["it"]}, TEXTS):
             scores(lm, inputs, "score")
-    assert risen[calls] == risen["scorer", "hiscore_call_seconds_count"] == 3
+    assert risen[calls] == risen["score", "hiscore_tokenizer_batches_total"] == 3
+    assert risen["scorer", "hiscore_call_seconds_count"] == 3
     # "it" cannot be split.
-    assert risen["scorer", "hiscore_full_encodes_total"] == 1
-    assert risen.get(("tokenizer", "hiscore_tokenized_calls_total"), 0) == 0
+    assert risen["score", "hiscore_full_encodes_total"] == 1
+    assert risen["tokenizer", "hiscore_tokenized_calls_total"] == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input_ids": [1, 2]}, "exactly one of 'input_ids' and 'query' is needed: both were sent"),
+        ({"input_ids": [1, 2]}, "'input_ids' and 'query' were both sent: a call is by token ids or by text"),
+        ({"delimiter_indices": [1]}, "'delimiter_indices' and 'query' were both sent"),
         ({"query": None}, "'query' is missing"),
         ({"items": None}, "'items' is missing"),
-        ({"query": None, "items": None}, "'input_ids' is missing"),
+        ({"query": None, "items": None}, "'query' or 'input_ids' is missing"),
+        ({"query": None, "items": None, "input_ids": [1, 0]}, "'delimiter_indices' is missing"),
     ],
 )
 def test_ids_or_texts_are_needed(changes: dict[str, Any], message: str, lm: Server) -> None:
@@ -100,44 +107,48 @@ def test_without_score_there_are_ids_alone(start_server: StartServer, tiny_lm: P
     server = start_server(tiny_lm, models="scorer")
     with pytest.raises(Refused, match=r"takes token ids alone: 'score' is not loaded \(MODELS\)"):
         scores(server)
-    ids = {"input_ids": [3, 0, 4, 0], "delimiter_indices": [1, 3], "label_token_ids": [5]}
-    assert scores(server, ids).size == 1
+    with pytest.raises(Refused, match="'input_ids' is missing"):
+        scores(server, {"label_token_ids": [5]})
+    assert scores(server, IDS).size == 1
 
 
 def test_score_needs_no_tokenizer_model(start_server: StartServer, tiny_lm: Path, lm: Server) -> None:
     server = start_server(tiny_lm, models="score,scorer")
-    assert np.array_equal(scores(server, model="score"), scores(lm, model="score"))
+    np.testing.assert_allclose(scores(server, model="score"), scores(lm, model="score"), atol=2e-5, rtol=0)
 
 
-def test_a_large_text_holds_no_other_call_up(
-    start_server: StartServer, tiny_lm: Path, tmp_path: Path
+def test_a_large_text_holds_no_call_by_ids_up(
+    start_server: StartServer, tiny_lm: Path, lm: Server, tmp_path: Path
 ) -> None:
-    """And more of them than may wait are refused for now, and counted."""
+    """And texts have a queue of their own, with the limits of every queue."""
     repository, hold, reached = (tmp_path / name for name in ("repository", "hold", "reached"))
     shutil.copytree(ServeSettings.model_fields["model_repository"].default, repository)
     with (repository / "scorer/1/model.py").open("a") as model:
         model.write(CODE.format(hold=str(hold), reached=str(reached)))
-    server = start_server(tiny_lm, models="score,scorer", model_repository=repository, max_batch_calls=1)
+    server = start_server(tiny_lm, models="score,scorer", model_repository=repository, max_queue=1)
     hold.touch()
-    calls = [LARGE | {"query": [letter * 300]} for letter in "abcdefghijklmnopqr"]
-    assert len(calls) == MAX_WAITING + 2
-    with counted(server) as risen, ThreadPoolExecutor(len(calls)) as pool:
+    with counted(server) as risen, ThreadPoolExecutor(3) as pool:
         try:
-            large = [pool.submit(scores, server, calls[0], "score")]
-            wait_until(reached.exists, lambda: "no large text was reached")
-            assert scores(server, model="score").size == 6
-            large += [pool.submit(scores, server, call, "score") for call in calls[1:]]
-            wait_until(lambda: any(each.done() for each in large), lambda: "none is refused")
+            large = pool.submit(scores, server, LARGE, "score")
+            wait_until(reached.exists, lambda: "the large text was not reached")
+            assert scores(server, IDS).size == 1
+            # One of these has room to wait, too long as it turns out.
+            small = [pool.submit(within_a_millisecond, server) for _ in range(2)]
+            wait_until(lambda: any(each.done() for each in small), lambda: "none is refused")
         finally:
             hold.unlink()
-        errors = [each.exception() for each in large]
-    refused = [error for error in errors if error is not None]
-    full = f"the server is full: {MAX_WAITING} texts of more than {LARGE_BYTES} bytes wait to be read"
-    assert [str(error) for error in refused] == [f"UNAVAILABLE: in ensemble 'score', {full}"]
-    assert risen[REJECTS] == 1
-    alone = [
-        scores(server, call, "score") for call, error in zip(calls, errors, strict=True) if error is None
-    ]
-    found = [each.result() for each, error in zip(large, errors, strict=True) if error is None]
-    # The contract's tolerance between batches.
-    assert all(np.allclose(*pair, atol=2e-5, rtol=0) for pair in zip(found, alone, strict=True))
+        errors = sorted(each.result() for each in small)
+    assert errors == [f"in ensemble 'score', {why}" for why in ("Request timeout expired in the queue", FULL)]
+    assert risen["score", "hiscore_rejects_total"] == 2
+    np.testing.assert_allclose(large.result(), scores(lm, LARGE, "score"), atol=2e-5, rtol=0)
+
+
+def within_a_millisecond(server: Server) -> str:
+    """Why a call by text that may wait for so long is refused."""
+    inputs = []
+    for name, values in TEXTS.items():
+        inputs.append(InferInput(name, [1, len(values)], "INT32" if name == "label_token_ids" else "BYTES"))
+        inputs[-1].set_data_from_numpy(row(values))
+    with InferenceServerClient(server.grpc_url) as client, pytest.raises(InferenceServerException) as raised:
+        client.infer("score", inputs, timeout=1_000)
+    return str(raised.value.message())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TokenizedRequest, encode_plans, plan_request
+from hiscore.scoring.encode import TokenizedRequest, check_request, encode_plans, plan_request
 from hiscore.scoring.encoding_plan import EncodingPlan, TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer
@@ -17,7 +17,8 @@ def encode_requests(
 
     def plan(request: TextRequest) -> EncodingPlan | RequestError:
         try:
-            return plan_request(tokenizer, request, limits, facts)
+            check_request(tokenizer, request, limits, facts)
+            return plan_request(tokenizer, request, limits)
         except RequestError as error:
             return error
 

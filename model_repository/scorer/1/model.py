@@ -1,6 +1,7 @@
 """The `scorer` model: token ids or texts in, scores out. The logic is in `hiscore.scoring`."""
 
 import gc
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,15 @@ from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.leader import lead
 from hiscore.parallel.start import devices_of, freeze, log_as, use
 from hiscore.scoring.batched_scorer import BatchedScorer
+from hiscore.scoring.batched_tokenizer import COUNTERS as TEXT_COUNTERS
+from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats, TextJob, batch_limits
 from hiscore.scoring.pair_scorer import make_scorer
 from hiscore.scoring.pending_scores import BatchStats
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.request_reader import RequestReader
-from hiscore.scoring.text_reader import COUNTERS as TEXT_COUNTERS
-from hiscore.scoring.text_reader import LARGE_BYTES, EncodeStats, TextReader
-from hiscore.serving.background_reader import BackgroundReader
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.feeds import CountsFeed, Exporter, batcher_feeds
+from hiscore.serving.feeds import CountsFeed, Exporter, batcher_feeds, queue_feeds
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.metrics import Counters
 from hiscore.serving.triton_io import error_log, instance_of, serve, server_directory
@@ -66,13 +66,7 @@ class TritonPythonModel:
             "version": args["model_version"],
             "device": instance.name,
         }
-        self.counts = CountsFeed(Counters(COUNTERS | TEXT_COUNTERS, labels))
-        facts, texts = self.scorer.facts, None
-        if settings.takes_text:
-            tokenizer = load_tokenizer(checkpoint, facts.is_encoder)
-            texts = TextReader(tokenizer, settings, facts, self.record_encoded)
-        self.reader = RequestReader(facts, settings, self.scorer.prompt, texts)
-        self.background = BackgroundReader(f"texts of more than {LARGE_BYTES} bytes")
+        self.counts = CountsFeed(Counters(COUNTERS, labels))
         self.batcher: Batcher[ScoreRequest] = Batcher(
             BatchedScorer(self.scorer, self.record),
             BatchLimits(
@@ -84,26 +78,37 @@ class TritonPythonModel:
             ),
             LoadBoard(directory, args["model_name"]),
         )
-        feeds = batcher_feeds(labels, self.batcher.totals, error_log)
-        self.exporter = Exporter([self.counts, *feeds], labels)
+        self.texts: Batcher[TextJob] | None = None
+        tokenizer, feeds = None, [self.counts, *batcher_feeds(labels, self.batcher.totals, error_log)]
+        if settings.takes_text:
+            # What `score` does before it scores is counted as its own.
+            labels_of_texts = labels | {"model": "score"}
+            counts = CountsFeed(Counters(TEXT_COUNTERS, labels_of_texts))
+            tokenizer = self.tokenizer(checkpoint, lambda stats: counts.add(**stats.counts))
+            self.texts = Batcher(tokenizer, batch_limits(settings.max_queue))
+            feeds += [counts, *queue_feeds(labels_of_texts, self.texts.totals)]
+        self.reader = RequestReader(self.scorer.facts, settings, self.scorer.prompt, tokenizer)
+        self.exporter = Exporter(feeds, labels)
         leader.prepare(freeze)
         leader.started()
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         timeout_s = self.settings.queue_timeout_s
-        return serve(requests, self.reader.read, self.batcher, timeout_s, self.background)
+        return serve(requests, self.reader.read, self.batcher, timeout_s, self.texts)
 
     def finalize(self) -> None:
-        self.background.close()
+        if self.texts:
+            self.texts.close()
         self.batcher.close()
         self.scorer.close()
         self.resources.close()
         self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 
-    def record_encoded(self, stats: EncodeStats) -> None:
-        """Count a call by text."""
-        self.counts.add(**stats.counts)
+    def tokenizer(self, checkpoint: Path, record: Callable[[EncodeStats], None]) -> BatchedTokenizer:
+        facts = self.scorer.facts
+        tokenizer = load_tokenizer(checkpoint, facts.is_encoder)
+        return BatchedTokenizer(tokenizer, self.settings, facts, record, answer=lambda encoded: encoded)
 
     def record(self, stats: BatchStats | None) -> None:
         """Count a batch; canaries are not work."""

@@ -14,7 +14,6 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.serving.background_reader import MAX_WAITING
 from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support import tiny_tokenizers
 from tests.support.timeouts import TIMEOUT_S
@@ -141,14 +140,14 @@ def test_a_large_text_holds_no_other_call_up(edge: Edge) -> None:
 def test_more_large_texts_than_may_wait_are_refused_for_now(edge: Edge) -> None:
     edge.accept(0, LARGE)
     assert edge.reader.reached.wait(TIMEOUT_S)
-    for name in range(1, MAX_WAITING + 2):
+    for name in range(1, request_module.MAX_LARGE + 2):
         edge.accept(name, LARGE)
-    assert list(edge.refused) == [MAX_WAITING + 1]
+    assert list(edge.refused) == [request_module.MAX_LARGE + 1]
     assert edge.intake.num_refused == 1
-    assert edge.refused[MAX_WAITING + 1].code is Code.UNAVAILABLE
+    assert edge.refused[request_module.MAX_LARGE + 1].code is Code.UNAVAILABLE
     edge.reader.gate.set()
     edge.intake.close()
-    assert sorted(edge.calls) == list(range(MAX_WAITING + 1))
+    assert sorted(edge.calls) == list(range(request_module.MAX_LARGE + 1))
 
 
 def test_what_cannot_be_read_or_submitted_is_refused_and_the_thread_goes_on(edge: Edge) -> None:

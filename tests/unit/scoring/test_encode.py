@@ -205,7 +205,7 @@ def test_a_request_costs_the_bytes_that_are_encoded_for_it(load: Load) -> None:
     """Queries that cannot be split are encoded with every item, and a batch of them took minutes."""
     call = TextRequest("Is this one", ["苹", " b"], labels=["x"])
     for name, repeated in (("qwen2", " one"), ("llama2", " one"), ("metaspace", "Is this one")):
-        plan = plan_request(load(name)[0], call, Limits(), FACTS)
+        plan = plan_request(load(name)[0], call, Limits())
         assert plan.cost == len("Is this one") + 3 + 2 + 1 + len(repeated), name
 
 

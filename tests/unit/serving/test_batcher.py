@@ -352,7 +352,7 @@ def test_closing_runs_what_waits_and_refuses_what_arrives(device: Device) -> Non
 def test_nothing_runs_on_the_spot_once_closing(device: Device) -> None:
     batcher = device.batcher(max_alone=25)
     batcher.close()
-    assert batcher.run_alone(1, time.monotonic()) is None
+    assert batcher.run_alone(1) is None
     assert device.launched == []
 
 
@@ -368,16 +368,16 @@ def test_an_idle_model_runs_a_request_on_the_spot(device: Device) -> None:
                 device.done[-1].release()
 
         threading.Thread(target=finish, daemon=True).start()
-        return batcher.run_alone(job, time.monotonic())
+        return batcher.run_alone(job)
 
     submit(device, batcher, 5)
-    assert batcher.run_alone(1, time.monotonic()) is None  # another is in flight
+    assert batcher.run_alone(1) is None  # another is in flight
     assert device.wait(lambda: len(device.done) == 1)
     device.done[0].release()
     assert device.wait(lambda: 5 in device.answers)
     assert run_alone(1) == 10
     assert device.counted == [[5], [1]]
-    assert batcher.run_alone(26, time.monotonic()) is None  # too large to keep others waiting for
+    assert batcher.run_alone(26) is None  # too large to keep others waiting for
     assert run_alone(25) == 250
     for unlucky in (13, 17):
         assert isinstance(run_alone(unlucky), RequestError)
@@ -394,7 +394,7 @@ def test_a_request_on_the_spot_that_cannot_be_counted_is_answered(device: Device
             target=lambda: device.wait(lambda: len(device.done) > 0) and device.finish_all()
         )
         finish.start()
-        assert batcher.run_alone(job, time.monotonic()) == 10 * job
+        assert batcher.run_alone(job) == 10 * job
         finish.join()
         device.done.clear()
     batcher.close()
@@ -405,7 +405,7 @@ def test_what_arrives_while_a_request_runs_on_the_spot_follows_it(device: Device
     batcher = device.batcher(max_cost=100, in_flight=1, max_alone=25)
     device.alone = {1}
     answers: list[object] = []
-    alone = threading.Thread(target=lambda: answers.append(batcher.run_alone(1, time.monotonic())))
+    alone = threading.Thread(target=lambda: answers.append(batcher.run_alone(1)))
     alone.start()
     assert device.wait(lambda: device.launched == [[1]])
     submit(device, batcher, 2)
@@ -420,7 +420,7 @@ def test_what_arrives_while_a_request_runs_on_the_spot_follows_it(device: Device
 
 def test_without_a_limit_for_it_a_model_runs_nothing_on_the_spot(device: Device) -> None:
     batcher = device.batcher()
-    assert batcher.run_alone(1, time.monotonic()) is None
+    assert batcher.run_alone(1) is None
     batcher.close()
     assert device.launched == []
 
@@ -457,7 +457,7 @@ def test_a_call_run_on_the_spot_has_a_time(device: Device) -> None:
         device.done[0].release()
 
     threading.Thread(target=finish).start()
-    assert batcher.run_alone(1, time.monotonic()) == 10
+    assert batcher.run_alone(1) == 10
     assert batcher.totals.call.count == 1
     assert batcher.totals.call.sum >= 0.015
     assert batcher.totals.queue_wait.sum == 0

@@ -219,10 +219,76 @@ def test_closing_launches_what_is_left_of_a_batch(device: Device) -> None:
 def test_alone_all_slices_are_launched_at_once(device: Device) -> None:
     batcher = batcher_of(device, max_alone_cost=80)
     device.go.release(1)
-    assert batcher.run_alone(80, time.monotonic()) == 800
+    assert batcher.run_alone(80) == 800
     batcher.close()
     assert device.launched == [([80], left) for left in (3, 2, 1, 0)]
     assert device.counted == [[80]]
+
+
+def in_another_thread(act: Callable[[], object]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+def test_what_another_thread_submits_while_one_is_launched_alone_goes_behind_it() -> None:
+    """And not only when that one has ended."""
+    device = Device(async_launch=True)
+    batcher = batcher_of(device, in_flight=2, max_alone_cost=60)
+    launch = device.launch
+
+    def launch_and_submit(jobs: list[int]) -> LaunchedSlice | Batch:
+        if jobs == [60]:
+            in_another_thread(lambda: submit(device, batcher, 80))
+        return launch(jobs)
+
+    device.launch = launch_and_submit  # type: ignore[method-assign]
+    alone = threading.Thread(target=lambda: device.answers.update({60: [batcher.run_alone(60)]}))
+    alone.start()
+    assert device.wait_for(4) == [([60], 2), ([60], 1), ([60], 0), ([80], 3)]
+    device.go.release(1_000)
+    alone.join(TIMEOUT_S)
+    batcher.close()
+    assert device.answers == {60: [600], 80: [800]}
+
+
+class Hooked:
+    """A lock before which something happens, once."""
+
+    def __init__(self, lock: threading.Lock, before: Callable[[], None]) -> None:
+        self.lock, self.before = lock, [before]
+
+    def acquire(self, blocking: bool = True) -> bool:
+        while self.before:
+            self.before.pop()()
+        return self.lock.acquire(blocking)
+
+    def release(self) -> None:
+        self.lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_nothing_runs_alone_between_the_slices_of_what_another_thread_submits() -> None:
+    """Its rows would be too many for what runs in between, and forwards share their inputs."""
+    device = Device(async_launch=True)
+    batcher = batcher_of(device, in_flight=2, max_alone_cost=60)
+    lock = batcher._launch_ready.lock
+    hooked = Hooked(lock, lambda: in_another_thread(lambda: submit(device, batcher, 80)))
+    batcher._launch_ready.lock = hooked  # type: ignore[assignment]
+    device.go.release(1_000)
+    assert batcher.run_alone(60) is None
+    submit(device, batcher, 60)
+    batcher.close()
+    assert [left for jobs, left in device.launched if jobs == [80]] == [3, 2, 1, 0]
+    first = device.launched.index(([60], 2))
+    assert device.launched[first : first + 3] == [([60], 2), ([60], 1), ([60], 0)]
+    assert ([80], 0) in device.launched[:first]
 
 
 def test_the_pace_is_told_of_each_slice_by_its_share(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
