@@ -60,19 +60,23 @@ def probes(models: Sequence[str], checkpoint: Path) -> list[Probe]:
     """A probe for each model that has its own process; the ensemble has none."""
     classifies = is_classifier(json.loads((checkpoint / "config.json").read_text()).get("architectures"))
     labels = [] if classifies else [0]
+    by_text = _infer(query=["a"], items=["b"], **({} if classifies else {"label_token_ids": labels}))
+    # No query, one item of one token: delimiter, token, delimiter.
+    by_ids = _infer(input_ids=[0, 0, 0], delimiter_indices=[0, 2], label_token_ids=labels)
+    # A call by text takes both of the scorer's ways.
+    takes_text = "score" in models
     every = [
         Probe(
             "tokenizer",
             "/v2/models/tokenizer/infer",
-            _infer(query=["a"], items=["b"], **({} if classifies else {"label_token_ids": labels})),
+            by_text,
             expected='"input_ids"',
             counters=("hiscore_tokenizer_batches_total",),
         ),
-        # No query, one item of one token: delimiter, token, delimiter.
         Probe(
             "scorer",
-            "/v2/models/scorer/infer",
-            _infer(input_ids=[0, 0, 0], delimiter_indices=[0, 2], label_token_ids=labels),
+            f"/v2/models/{'score' if takes_text else 'scorer'}/infer",
+            by_text if takes_text else by_ids,
             expected='"scores"',
             counters=("hiscore_batches_total",),
         ),

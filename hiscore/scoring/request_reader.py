@@ -17,7 +17,7 @@ from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.text_inputs import TEXTS, read_text
 from hiscore.scoring.validation import check_labels, check_prompt
-from hiscore.serving.triton_io import Via, parameters, request_id, required_tensor, tensor
+from hiscore.serving.triton_io import Staged, parameters, request_id, required_tensor, tensor
 from hiscore.settings import CANARY_ID, Limits
 
 IDS = ("input_ids", "delimiter_indices")
@@ -39,7 +39,7 @@ class RequestReader:
     to_compute: Callable[[MultiItemPrompt], MultiItemPrompt]
     tokenizer: BatchedTokenizer | None
 
-    def read(self, request: Any) -> ScoreRequest | Via[ScoreRequest]:
+    def read(self, request: Any) -> ScoreRequest | Staged[ScoreRequest]:
         """Read a request by ids, or one by text, which the tokenizer's batcher works on first.
 
         Raises:
@@ -55,7 +55,8 @@ class RequestReader:
             raise RequestError(
                 f"'{ids[0]}' and '{texts[0]}' were both sent: a call is by token ids or by text"
             )
-        return Via(self.tokenizer.job(read_text(request, options)), partial(self._of_text, options))
+        job = self.tokenizer.job(read_text(request, options))
+        return Staged(job, partial(self._of_text, options, _is_canary(request)))
 
     def _read_ids(self, request: Any, options: ScoreOptions) -> ScoreRequest:
         if self.tokenizer is not None and tensor(request, "input_ids") is None:
@@ -67,8 +68,12 @@ class RequestReader:
         check_prompt(prompt, self.limits, self.facts)
         items = len(prompt.item_lengths)
         labels = check_labels(labels, self.limits, self.facts, options.label_counts, items).copy()
-        is_canary = request_id(request) == CANARY_ID
-        return ScoreRequest.of(self.to_compute(prompt), labels, options, is_canary)
+        return ScoreRequest.of(self.to_compute(prompt), labels, options, _is_canary(request))
 
-    def _of_text(self, options: ScoreOptions, encoded: TokenizedRequest) -> ScoreRequest:
-        return ScoreRequest.of(self.to_compute(encoded.prompt), encoded.label_token_ids, options)
+    def _of_text(self, options: ScoreOptions, is_canary: bool, encoded: TokenizedRequest) -> ScoreRequest:
+        prompt = self.to_compute(encoded.prompt)
+        return ScoreRequest.of(prompt, encoded.label_token_ids, options, is_canary)
+
+
+def _is_canary(request: Any) -> bool:
+    return request_id(request) == CANARY_ID

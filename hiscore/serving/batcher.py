@@ -14,6 +14,8 @@ the launch and the end of a batch then holds for those of a slice.
 
 A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
 returns: that reaches the caller about 0.9 ms sooner than a response sender does.
+
+Requests in two stages come from another batcher: then the thread that answers there submits them here.
 """
 
 import logging
@@ -30,7 +32,7 @@ from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
 from hiscore.serving.launch import Launch, Launched, launch_rest
 from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.launched_batch import FailedBatch, LaunchedSlice, count
-from hiscore.serving.load_board import LoadBoard
+from hiscore.serving.load_board import Board, LoadBoard
 from hiscore.serving.one_at_a_time import OneAtATime
 from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.replies import Replies
@@ -43,10 +45,10 @@ log = logging.getLogger(__name__)
 class Batcher(Generic[Job]):
     """Runs requests in batches; `board` shows the loads of the model's instances, in the unit of costs."""
 
-    def __init__(self, model: BatchedModel[Job], limits: BatchLimits, board: LoadBoard | None = None) -> None:
+    def __init__(self, model: BatchedModel[Job], limits: BatchLimits, board: Board | None = None) -> None:
         self._model, self._limits = model, limits
         self.totals = Totals()
-        self.board = board or LoadBoard()
+        self.board: Board = board or LoadBoard()
         self._waiting = WaitingRequests(model, limits, self.totals, self.board)
         self._in_flight = 0
         self._opened: Launch[Job] | None = None  # what is left of a batch that is launched in slices

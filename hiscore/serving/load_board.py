@@ -10,6 +10,7 @@ import fcntl
 import math
 import mmap
 import os
+import threading
 import time
 from array import array
 from pathlib import Path
@@ -36,17 +37,27 @@ class LoadBoard:
     def __init__(self, directory: Path | None = None, model: str = "", server: int | None = None) -> None:
         self._loads: array[float] | memoryview[float] = array("d", [0.0])
         self._own = 0
+        self._lock, self._parts = threading.Lock(), [0.0]
         if directory is not None:
             # A restarted server begins with an empty board: its instances are children of another process.
             self._join(directory / f"loads-{model}-{server or os.getppid()}")
 
-    def publish(self, load: float) -> None:
+    def publish(self, load: float, part: int = 0) -> None:
         """Say how much there is to do.
 
         Args:
             load: In whatever unit the instances of the model agree on, at least 0; infinite: no call could wait.
+            part: Which part of the instance's work it is.
         """
-        self._loads[self._own] = load
+        with self._lock:
+            self._parts[part] = load
+            self._loads[self._own] = sum(self._parts)
+
+    def part(self, scale: float) -> "PartOfLoad":
+        """A board for another batcher of this instance, whose loads count `scale` times."""
+        with self._lock:
+            self._parts.append(0.0)
+        return PartOfLoad(self, len(self._parts) - 1, scale)
 
     def others_have_room(self) -> bool:
         """Whether a call that finds no room here would find some elsewhere."""
@@ -80,3 +91,26 @@ class LoadBoard:
             self.publish(0.0)
             # The map has a descriptor of its own, which would keep the lock.
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+class PartOfLoad:
+    """What another batcher of an instance sees of the board."""
+
+    def __init__(self, board: LoadBoard, part: int, scale: float) -> None:
+        """Share a board; `part` and `scale` as there."""
+        self._board, self._part, self._scale = board, part, scale
+
+    def publish(self, load: float) -> None:
+        """As `LoadBoard.publish`."""
+        self._board.publish(load * self._scale, self._part)
+
+    def others_have_room(self) -> bool:
+        """As `LoadBoard.others_have_room`."""
+        return self._board.others_have_room()
+
+    def wait_for_turn(self) -> None:
+        """As `LoadBoard.wait_for_turn`."""
+        self._board.wait_for_turn()
+
+
+Board = LoadBoard | PartOfLoad

@@ -72,26 +72,26 @@ class ReplyTo:
 
 
 @dataclass(frozen=True)
-class Via(Generic[Job]):
-    """A request that another batcher works on first.
+class Staged(Generic[Job]):
+    """A request in two stages.
 
     Attributes:
-        job: For that batcher.
-        then: Makes the job for this one out of the answer, or raises `RequestError`.
+        first: The job of the batcher that comes before.
+        then: Makes the job of the next one out of its answer, or raises `RequestError`.
     """
 
-    job: Any
+    first: Any
     then: Callable[[Any], Job]
 
 
 @dataclass(frozen=True)
-class Onward(Generic[Job]):
-    """Takes the answer of the batcher that worked on a request first, and submits what is made of it.
+class SubmitNext(Generic[Job]):
+    """Where the first answer of a request in two stages goes: on to the next batcher.
 
     Attributes:
         reply_to: The caller.
-        then: As in `Via`.
-        batcher: Where the job goes.
+        then: As in `Staged`.
+        batcher: The next one.
         deadline: As in `QueuedRequest`.
     """
 
@@ -102,12 +102,15 @@ class Onward(Generic[Job]):
 
     def send(self, answer: Any) -> None:
         """Submit the job, or send the error."""
+        if isinstance(answer, RequestError):
+            self.reply_to.send(answer)
+            return
         try:
-            if isinstance(answer, RequestError):
-                raise answer
-            self.batcher.submit([QueuedRequest(self.then(answer), self.reply_to, self.deadline)])
+            job = self.then(answer)
         except Exception as error:
             self.reply_to.send(to_request_error(error))
+        else:
+            self.batcher.submit([QueuedRequest(job, self.reply_to, self.deadline)])
 
     def is_cancelled(self) -> bool:
         """Whether the caller has gone."""
@@ -116,10 +119,10 @@ class Onward(Generic[Job]):
 
 def serve(
     requests: Sequence[Any],
-    read: Callable[[Any], Job | Via[Job]],
+    read: Callable[[Any], Job | Staged[Job]],
     batcher: Batcher[Job],
     timeout_s: float,
-    first: Batcher[Any] | None = None,
+    before: Batcher[Any] | None = None,
 ) -> list[Any] | None:
     """Validate the requests of an `execute` and hand them to the batcher.
 
@@ -129,26 +132,31 @@ def serve(
             behind a tensor is gone after `execute`.
         batcher: Runs the jobs.
         timeout_s: The longest wait in the queue; a caller may ask for less.
-        first: Works first on what `read` returns as `Via`.
+        before: The first batcher of requests in two stages.
 
     Returns:
         What `execute` returns: the response, if the only request was run on the spot.
     """
     now = time.monotonic()
     queued: list[QueuedRequest[Job]] = []
-    queued_first: list[QueuedRequest[Any]] = []
+    queued_before: list[QueuedRequest[Any]] = []
     for request in requests:
+        job: Job | Staged[Job] | RequestError
         try:
             job = read(request)
-            if isinstance(job, Via) and first is not None and len(requests) == 1:
-                job = _run_first(first, job)
+            if isinstance(job, Staged) and before is not None and len(requests) == 1:
+                job = _run_first(before, job)
         except Exception as error:
+            # Kept in a variable, an error would keep the request alive by its traceback.
             ReplyTo.of(request).send(to_request_error(error))
             continue
-        if isinstance(job, Via):
-            deadline, reply_to = _deadline(request, now, timeout_s), ReplyTo.of(request)
-            onward = Onward(reply_to, job.then, batcher, deadline)
-            queued_first.append(QueuedRequest(job.job, onward, deadline))
+        if isinstance(job, RequestError):
+            ReplyTo.of(request).send(job)
+            continue
+        if isinstance(job, Staged):
+            deadline = _deadline(request, now, timeout_s)
+            reply_to = SubmitNext(ReplyTo.of(request), job.then, batcher, deadline)
+            queued_before.append(QueuedRequest(job.first, reply_to, deadline))
             continue
         if len(requests) == 1 and (answer := batcher.run_alone(job)) is not None:
             try:
@@ -156,20 +164,20 @@ def serve(
             except Exception as error:
                 return [_response(to_request_error(error), request_id(request))]
         queued.append(QueuedRequest(job, ReplyTo.of(request), _deadline(request, now, timeout_s)))
-    if queued_first:
-        assert first is not None
-        first.submit(queued_first)
+    if queued_before:
+        assert before is not None
+        before.submit(queued_before)
     batcher.submit(queued)
     batcher.board.wait_for_turn()
     return None
 
 
-def _run_first(first: Batcher[Any], via: Via[Job]) -> Job | Via[Job]:
-    """The job itself, if the first batcher is idle and answers at once."""
-    answer = first.run_alone(via.job)
-    if isinstance(answer, RequestError):
-        raise answer
-    return via if answer is None else via.then(answer)
+def _run_first(before: Batcher[Any], staged: Staged[Job]) -> Job | Staged[Job] | RequestError:
+    """The job itself or its error, if the first batcher is idle and answers at once."""
+    answer = before.run_alone(staged.first)
+    if answer is None:
+        return staged
+    return answer if isinstance(answer, RequestError) else staged.then(answer)
 
 
 def _deadline(request: Any, now: float, timeout_s: float) -> float:

@@ -12,7 +12,7 @@ from typing import Generic
 
 from hiscore.errors import Code, RequestError
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
-from hiscore.serving.load_board import LoadBoard
+from hiscore.serving.load_board import Board
 from hiscore.serving.queue_order import QueueOrder
 from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.request_order import RequestOrder
@@ -31,9 +31,7 @@ Dropped = list[tuple[QueuedRequest[Job], RequestError]]
 class WaitingRequests(Generic[Job]):
     """Requests with parts to launch, those already started included."""
 
-    def __init__(
-        self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals, board: LoadBoard
-    ) -> None:
+    def __init__(self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals, board: Board) -> None:
         self._model, self._limits, self._totals, self._board = model, limits, totals, board
         self._order: RequestOrder[QueuedRequest[Job]] = (
             SlicedOrder(limits.max_batch_cost, model.between)
@@ -60,12 +58,12 @@ class WaitingRequests(Generic[Job]):
             busy: Something is being computed.
         """
         room = max(self._limits.max_queue - self._not_started, at_once)
-        total_cost = self._total_cost + request.cost
-        full = room <= 0 or (self._total_cost and total_cost > self._limits.max_total_cost)
+        others = self._total_cost + self.alone
+        full = room <= 0 or (others and others + request.cost > self._limits.max_total_cost)
         if full and not self._board.others_have_room():
             return False
         self._not_started += 1
-        self._total_cost = total_cost
+        self._total_cost += request.cost
         self._order.add(request, size, contended=busy or len(self._order) > 0)
         # Behind one that waits, those with later deadlines stay when they have started.
         drop_stale(self._deadlines, lambda entry: self._has_to_start(entry[2]), self._not_started)

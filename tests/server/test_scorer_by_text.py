@@ -1,5 +1,6 @@
 """The scorer by text, as `score` calls it: the same scores, and texts hold no call by ids up."""
 
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 from hiscore.launcher import Server
 from hiscore.scoring.batched_tokenizer import MAX_ALONE_BYTES
 from hiscore.settings import ServeSettings
+from perf.loadgen.exports import page
 from tests.server.conftest import StartServer
 from tests.server.counters import counted
 from tests.server.wire import WAYS, Refused, row
@@ -152,3 +154,18 @@ def within_a_millisecond(server: Server) -> str:
     with InferenceServerClient(server.grpc_url) as client, pytest.raises(InferenceServerException) as raised:
         client.infer("score", inputs, timeout=1_000)
     return str(raised.value.message())
+
+
+def test_several_instances_share_the_texts(start_server: StartServer, tiny_lm: Path, lm: Server) -> None:
+    server = start_server(tiny_lm, models="score,scorer", cpu_instances=2)
+    calls = [TEXTS | {"query": [f"Is this number {number}? It is"]} for number in range(32)]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda call: scores(server, call, "score"), calls))
+    for call, answer in zip(calls, found, strict=True):
+        np.testing.assert_allclose(answer, scores(lm, call, "score"), atol=2e-5, rtol=0)
+    by_instance = re.findall(
+        r'^hiscore_tokenized_calls_total\{[^}]*model="score"[^}]*\} (\S+)$',
+        page(server.metrics_url),
+        re.MULTILINE,
+    )
+    assert len(by_instance) == 2

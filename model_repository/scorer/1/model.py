@@ -28,6 +28,9 @@ from hiscore.serving.triton_io import error_log, instance_of, serve, server_dire
 from hiscore.settings import ScorerSettings, from_model_directory
 from hiscore.tokenization.tokenizer import load_tokenizer
 
+# About that many, so that loads of texts count like those of token ids.
+BYTES_PER_TOKEN = 4
+
 COUNTERS = {
     "hiscore_batches_total": "Batches that the scorer formed",
     "hiscore_forwards_total": "Prefill-only forwards of the scorer",
@@ -67,6 +70,7 @@ class TritonPythonModel:
             "device": instance.name,
         }
         self.counts = CountsFeed(Counters(COUNTERS, labels))
+        board = LoadBoard(directory, args["model_name"])
         self.batcher: Batcher[ScoreRequest] = Batcher(
             BatchedScorer(self.scorer, self.record),
             BatchLimits(
@@ -76,7 +80,7 @@ class TritonPythonModel:
                 # On a CPU a call takes too long to keep others waiting for.
                 max_alone_cost=settings.max_batch_tokens // 4 if device.type == "cuda" else 0,
             ),
-            LoadBoard(directory, args["model_name"]),
+            board,
         )
         self.texts: Batcher[TextJob] | None = None
         tokenizer, feeds = None, [self.counts, *batcher_feeds(labels, self.batcher.totals, error_log)]
@@ -85,7 +89,8 @@ class TritonPythonModel:
             labels_of_texts = labels | {"model": "score"}
             counts = CountsFeed(Counters(TEXT_COUNTERS, labels_of_texts))
             tokenizer = self.tokenizer(checkpoint, lambda stats: counts.add(**stats.counts))
-            self.texts = Batcher(tokenizer, batch_limits(settings.max_queue))
+            texts_board = board.part(1 / BYTES_PER_TOKEN)
+            self.texts = Batcher(tokenizer, batch_limits(settings.max_queue), texts_board)
             feeds += [counts, *queue_feeds(labels_of_texts, self.texts.totals)]
         self.reader = RequestReader(self.scorer.facts, settings, self.scorer.prompt, tokenizer)
         self.exporter = Exporter(feeds, labels)

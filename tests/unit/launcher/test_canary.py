@@ -314,10 +314,12 @@ def test_probes_are_calls_that_the_checkpoint_answers(
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [f"Llama{architecture}"]}))
     tokenizer, scorer, decode = probes(["score", "tokenizer", "scorer", "decode"], tmp_path)
     assert [probe.model for probe in (tokenizer, scorer, decode)] == ["tokenizer", "scorer", "decode"]
-    for probe in (tokenizer, scorer):
-        assert probe.body["id"] == CANARY_ID
-        assert probe.path == f"/v2/models/{probe.model}/infer"
-    inputs = {each["name"]: each for each in scorer.body["inputs"]}
+    assert (tokenizer.path, scorer.path) == ("/v2/models/tokenizer/infer", "/v2/models/score/infer")
+    assert scorer.body == tokenizer.body
+    (by_ids,) = probes(["scorer"], tmp_path)
+    assert (by_ids.model, by_ids.path) == ("scorer", "/v2/models/scorer/infer")
+    assert tokenizer.body["id"] == by_ids.body["id"] == CANARY_ID
+    inputs = {each["name"]: each for each in by_ids.body["inputs"]}
     assert inputs["label_token_ids"]["data"] == labels
     assert inputs["label_token_ids"]["shape"] == [1, len(labels)]
     assert inputs["input_ids"]["data"][1:-1] == [0]
@@ -327,4 +329,3 @@ def test_probes_are_calls_that_the_checkpoint_answers(
     assert texts["query"]["datatype"] == texts["items"]["datatype"] == "BYTES"
     assert inputs["input_ids"]["datatype"] == "INT32"
     assert decode.body == {"input_ids": [0], "max_tokens": 1}
-    assert [probe.model for probe in probes(["scorer"], tmp_path)] == ["scorer"]

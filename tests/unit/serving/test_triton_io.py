@@ -1,8 +1,11 @@
 """Requests that another batcher works on first: each is answered once, on the spot where both are idle."""
 
+import gc
 import importlib
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from hiscore.errors import RequestError
+from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits, WholeJobs
 from hiscore.serving.batcher import Batcher
 from tests.support.timeouts import TIMEOUT_S, wait_until
@@ -51,21 +55,42 @@ class Model:
         raise AssertionError(error)
 
 
-class Request:
-    """A request of Triton's that holds a word."""
+class Error(str):
+    """Triton's error: its message."""
 
-    def __init__(self, word: str, timeout_us: int = 0) -> None:
-        self.word, self.timeout_us = word, timeout_us
+    INVALID_ARG, UNAVAILABLE, CANCELLED, INTERNAL = range(4)
+
+    def __new__(cls, message: str, code: int) -> "Error":
+        return str.__new__(cls, message)
+
+
+class Sender:
+    """What was sent to a caller, who may have gone."""
+
+    def __init__(self) -> None:
         self.sent: list[tuple[Any, int]] = []
-
-    def get_response_sender(self) -> "Request":
-        return self
+        self.has_gone = False
 
     def send(self, response: Any, flags: int) -> None:
         self.sent.append((response, flags))
 
     def is_cancelled(self) -> bool:
-        return False
+        return self.has_gone
+
+
+class Request:
+    """A request of Triton's that holds a word."""
+
+    def __init__(self, word: str, timeout_us: int = 0) -> None:
+        self.word, self.timeout_us = word, timeout_us
+        self.sender = Sender()
+
+    @property
+    def sent(self) -> list[tuple[Any, int]]:
+        return self.sender.sent
+
+    def get_response_sender(self) -> Sender:
+        return self.sender
 
     def request_id(self) -> str:
         return self.word
@@ -79,11 +104,7 @@ def triton_io(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module, where a response is what it holds."""
     backend = SimpleNamespace(
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-        TritonError=type(
-            "TritonError",
-            (str,),
-            {"INVALID_ARG": 3, "UNAVAILABLE": 4, "__new__": lambda cls, text, code: str.__new__(cls, text)},
-        ),
+        TritonError=Error,
         Tensor=lambda name, value: value,
         InferenceResponse=lambda tensors=None, error=None: str(error) if error else tensors[0],
     )
@@ -107,11 +128,13 @@ class Both:
             raise RequestError("unreadable")
         if request.word.startswith("direct"):
             return request.word
-        return self.module.Via(request.word, self.then)
+        return self.module.Staged(request.word, self.then)
 
     def then(self, answer: str) -> str:
         if answer.startswith("misfit"):
             raise RequestError("misfit")
+        if answer.startswith("broken"):
+            raise ValueError("broken")
         return answer
 
     def serve(self, *requests: Request, timeout_s: float = 100.0) -> Any:
@@ -149,6 +172,7 @@ EXPECTED = {
     "unreadable": "unreadable",
     "first": "bad in first",
     "misfit": "misfit",
+    "broken": "internal error, see the server's log",
     "last": "bad in last",
 }
 
@@ -174,13 +198,15 @@ def test_several_are_queued_and_each_is_answered_once(both: Both) -> None:
     assert requests[0].sent == []
     both.first.gate.set()
     wait_until(lambda: bool(requests[0].sent and requests[3].sent), lambda: "a text was not answered")
-    assert both.serve(*requests[4:]) is None
+    assert both.serve(*requests[4:6]) is None
+    wait_until(lambda: all(each.sent for each in requests[4:6]), lambda: "a text was not answered")
+    assert both.serve(requests[6], Request("unreadable")) is None
     both.close()
     assert {each.word: [response for response, _ in each.sent] for each in requests} == {
         word: [answer] for word, answer in EXPECTED.items()
     }
     assert {flags for each in requests for _, flags in each.sent} == {1}
-    assert all("MainThread" not in model.threads for model in (both.first,))
+    assert "MainThread" not in both.first.threads
 
 
 def test_a_full_queue_of_texts_refuses_and_a_late_text_is_not_encoded(both: Both) -> None:
@@ -198,3 +224,50 @@ def test_a_full_queue_of_texts_refuses_and_a_late_text_is_not_encoded(both: Both
     assert "Request timeout expired in the queue" in late.sent[0][0]
     assert "c" not in {job for batch in both.first.batches for job in batch}
     assert both.texts.totals.rejects == {"full": 1, "late": 1}
+
+
+def test_a_deadline_holds_in_both_queues(both: Both) -> None:
+    """A text that was encoded in time may be late all the same."""
+    both.last.gate.clear()
+    threading.Thread(target=both.serve, args=[Request("direct")]).start()
+    both.serve(Request("direct"), Request("direct"))
+    late = Request("late", timeout_us=100_000)
+    both.serve(late, Request("unreadable"))
+    wait_until(lambda: len(both.first.batches) == 1, lambda: "the text is not encoded")
+    time.sleep(0.1)
+    assert late.sent == []
+    both.last.gate.set()
+    both.close()
+    assert "Request timeout expired in the queue" in late.sent[0][0]
+    assert both.texts.totals.rejects.total() == 0
+    assert both.batcher.totals.rejects["late"] == 1
+
+
+def test_a_text_whose_caller_has_gone_is_not_encoded(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "POLL_AFTER_S", 0.0)
+    both.first.gate.clear()
+    running, gone = Request("b"), Request("c")
+    both.serve(running, Request("unreadable"))
+    wait_until(lambda: len(both.texts._waiting) == 0, lambda: "it does not run")
+    both.serve(gone, Request("unreadable"))
+    gone.sender.has_gone = True
+    both.first.gate.set()
+    both.close()
+    assert "the call was cancelled" in gone.sent[0][0]
+    assert both.first.batches == [["b"]]
+
+
+@pytest.mark.parametrize("word", sorted(set(EXPECTED) - {"broken"}))  # pytest keeps the error that was logged
+def test_a_request_that_is_answered_is_not_kept(word: str, both: Both) -> None:
+    """Behind it is shared memory of the server."""
+    gc.disable()
+    try:
+        request = Request(word)
+        kept = weakref.ref(request)
+        returned = both.serve(request)
+        both.close()
+        assert returned or request.sent
+        del request
+        assert kept() is None
+    finally:
+        gc.enable()
