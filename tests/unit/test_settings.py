@@ -134,7 +134,7 @@ def written(directory: Path, settings: dict[str, Any]) -> Path:
     return directory
 
 
-SCORER = {"checkpoint": "/a", "max_batch_tokens": 64}
+SCORER = {"checkpoint": "/a", "max_batch_tokens": 64, "takes_text": True}
 GIVEN = {"tokenizer": {"checkpoint": "/a"}, "scorer": SCORER, "decode": DECODE}
 COMPLETE = {model: dict(declared(**GIVEN[model])) for model, declared in MODEL_SETTINGS.items()}
 
