@@ -137,8 +137,9 @@ SCORER: dict[str, Case] = {
         {},
         r"'input_ids' holds 51000 tokens: at most 50000",
     ),
-    "labels left out": ({"label_token_ids": None}, {}, r"missing required input\(s\) \['label_token_ids'\]"),
-    "unknown input": ({"labels": [" Yes"]}, {}, r"labels"),
+    "labels left out": ({"label_token_ids": None}, {}, r"'label_token_ids' is missing"),
+    "labels in text": ({"labels": [" Yes"]}, {}, r"'input_ids' and 'labels' were both sent"),
+    "unknown input": ({"prompt": [" Yes"]}, {}, r"'prompt'"),
 }
 SCORE: dict[str, Case] = {
     **PARAMETERS,
@@ -270,7 +271,7 @@ def test_it_is_refused_over_http(way: str, lm: Server) -> None:
     for model, name in CASES:
         changes, parameters, pattern = case(model, name)
         if way == "generate" and name == "unknown input":
-            pattern = r"parameter '(labels|prompt)'"  # There, what is not an input is a parameter.
+            pattern = r"parameter 'prompt'"  # There, what is not an input is a parameter.
         check_refusal(refused(lm, way, model, changes, parameters), pattern)
 
 
