@@ -26,7 +26,7 @@ class ScoreOptions:
         apply_softmax: Softmax over the labels. Otherwise a score is a probability over the whole vocabulary, or a
             classifier's raw logit.
         temperature: Divides the logits; any value but 1.0 needs `apply_softmax`.
-        item_first: Join ``item + query``; without meaning by token ids.
+        item_first: Join ``item + query``; no effect on token ids.
         label_counts: How many of the labels are each item's own, in turn; None: all items share all labels.
         raw_logits: Scores are the labels' logits, as a classifier's always are without `apply_softmax`.
     """

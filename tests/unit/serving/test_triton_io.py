@@ -16,6 +16,7 @@ from hiscore.errors import RequestError
 from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits, WholeJobs
 from hiscore.serving.batcher import Batcher
+from hiscore.serving.queued_request import QueuedRequest
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
 MODULE = "hiscore.serving.triton_io"
@@ -226,21 +227,17 @@ def test_a_full_queue_of_texts_refuses_and_a_late_text_is_not_encoded(both: Both
     assert both.texts.totals.rejects == {"full": 1, "late": 1}
 
 
-def test_a_deadline_holds_in_both_queues(both: Both) -> None:
+def test_a_deadline_holds_in_both_queues(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that was encoded in time may be late all the same."""
-    both.last.gate.clear()
-    threading.Thread(target=both.serve, args=[Request("direct")]).start()
-    both.serve(Request("direct"), Request("direct"))
-    late = Request("late", timeout_us=100_000)
-    both.serve(late, Request("unreadable"))
-    wait_until(lambda: len(both.first.batches) == 1, lambda: "the text is not encoded")
-    time.sleep(0.1)
-    assert late.sent == []
-    both.last.gate.set()
+    submitted: list[QueuedRequest[str]] = []
+    monkeypatch.setattr(both.batcher, "submit", submitted.extend)
+    begin = time.monotonic()
+    both.serve(Request("a", timeout_us=5_000_000), Request("unreadable"))
+    end = time.monotonic()
     both.close()
-    assert "Request timeout expired in the queue" in late.sent[0][0]
-    assert both.texts.totals.rejects.total() == 0
-    assert both.batcher.totals.rejects["late"] == 1
+    (request,) = submitted
+    assert request.job == "a-first"
+    assert begin + 5 <= request.deadline <= end + 5
 
 
 def test_a_text_whose_caller_has_gone_is_not_encoded(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
