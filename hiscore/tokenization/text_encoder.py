@@ -17,6 +17,7 @@ from hiscore.tokenization.split_rule import state
 
 # A core encodes that many in some milliseconds: fewer are not worth waking another for.
 CHARACTERS_PER_THREAD = 2**15
+TEXTS_AT_ONCE = 16
 
 
 class TextEncoder:
@@ -62,19 +63,35 @@ class TextEncoder:
         """
         if self._bpe is None:
             return self._by_backend(texts)
-        split = [self._pieces(text) for text in texts]
-        pieces = [piece for own in split if own for piece in own if isinstance(piece, str)]
-        encoded = self._by_bpe(pieces)
+        split = {index: self._pieces(texts[index]) for index in self._to_split(texts)}
+        whole = [text for index, text in enumerate(texts) if index not in split] if split else texts
+        pieces = [piece for own in split.values() if own for piece in own if isinstance(piece, str)]
+        encoded = self._by_bpe([*whole, *pieces])
         if encoded is None:
             return self._by_backend(texts)
-        others = self._by_backend([text for text, own in zip(texts, split, strict=True) if own is None])
-        rows, other_rows = iter(encoded), iter(others)
-        return [next(other_rows) if own is None else _joined(own, rows) for own in split]
+        if not split:
+            return encoded
+        others = iter(self._by_backend([texts[index] for index, own in split.items() if own is None]))
+        rows, piece_rows = iter(encoded[: len(whole)]), iter(encoded[len(whole) :])
+        found = {
+            index: next(others) if own is None else _joined(own, piece_rows) for index, own in split.items()
+        }
+        return [found[index] if index in found else next(rows) for index in range(len(texts))]
+
+    def _to_split(self, texts: Sequence[str]) -> list[int]:
+        """Which texts may hold more than BPE is to have, seen without a look at each of many short ones."""
+        found: list[int] = []
+        for begin in range(0, len(texts), TEXTS_AT_ONCE):
+            some = texts[begin : begin + TEXTS_AT_ONCE]
+            if self._may_hold_more("".join(some)):
+                found += [index for index, text in enumerate(some, begin) if self._may_hold_more(text)]
+        return found
+
+    def _may_hold_more(self, text: str) -> bool:
+        return not text.isascii() or any(map(text.__contains__, self._first_characters))
 
     def _pieces(self, text: str) -> list[str | int] | None:
         """Ids of added tokens, and the texts between them as BPE is to have them; None: left to the library."""
-        if text.isascii() and not any(map(text.__contains__, self._first_characters)):
-            return [text]
         if self._others.search(text):
             return None
         found: list[str | int] = []
@@ -99,18 +116,17 @@ class TextEncoder:
 
     def _by_bpe(self, texts: list[str]) -> list[list[int]] | None:
         """None if a pattern backtracks too far in a text, which the other library may stand."""
-        parts = list(by_characters(texts, CHARACTERS_PER_THREAD))
         try:
-            if len(parts) <= 1:
+            if sum(map(len, texts)) <= CHARACTERS_PER_THREAD:
                 return self._encode_part(texts)
+            parts = by_characters(texts, CHARACTERS_PER_THREAD)
             return [row for rows in self._threads.map(self._encode_part, parts) for row in rows]
         except Panic:
             return None
 
     def _encode_part(self, texts: list[str]) -> list[list[int]]:
         assert self._bpe is not None
-        with panics_raised():
-            return [self._bpe.encoding.encode_ordinary(text) for text in texts]
+        return self._bpe.encode(texts)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:

@@ -12,6 +12,7 @@ from tokenizers.models import BPE
 from hiscore.tokenization import byte_level_bpe as module
 from hiscore.tokenization.byte_level_bpe import (
     NEW_DIGITS,
+    SEPARATOR,
     ByteLevelBPE,
     byte_level_bpe,
     characters_with,
@@ -70,6 +71,25 @@ def test_the_ids_are_those_of_the_tokenizer(name: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("name", BUILT)
+def test_texts_together_get_the_ids_of_each(name: str) -> None:
+    bpe = byte_level_bpe(BUILT[name])
+    assert bpe is not None
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.lists(TEXTS | st.text("a '1s\n", max_size=4), max_size=6))
+    def check(texts: list[str]) -> None:
+        texts = [text for text in texts if not holds_left_out(bpe, text)]
+        assert bpe.encode(texts) == [bpe.encoding.encode_ordinary(text) for text in texts]
+
+    check()
+    # The control: texts that are not kept apart become other tokens.
+    words = [word for text in tiny.CORPUS for word in text.split()]
+    apart = [bpe.encode([word[:1], word[1:]]) for word in words]
+    assert [[*first, *second] for first, second in apart] != bpe.encode(words)
+    assert holds_left_out(bpe, f"a{SEPARATOR}b")
+
+
 WRONG_PATTERNS = {
     "gpt2": (r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", "B's"),
     "smollm2": (GPT2, "12"),
@@ -122,7 +142,7 @@ def test_digits_that_a_step_alone_knows_are_left_out() -> None:
     assert "1" in split_off
     bpe = byte_level_bpe(BUILT["smollm2"])
     assert bpe
-    assert bpe.left_out == NEW_DIGITS
+    assert bpe.left_out == (*NEW_DIGITS, (SEPARATOR, SEPARATOR))
     assert matched ^ split_off <= {chr(n) for a, b in NEW_DIGITS for n in range(ord(a), ord(b) + 1)}
     # The control: to the pattern the spaces before one are not the end.
     made = backend([(LETTER[0x20], LETTER[0x20])])
@@ -243,7 +263,7 @@ def test_a_byte_without_a_token_makes_characters_unknown() -> None:
         made.model = BPE(vocab=lacking, merges=[("a", "b")])
         bpe = byte_level_bpe(made)
         assert bpe
-        assert bpe.left_out == unknown
+        assert bpe.left_out == (*unknown, (SEPARATOR, SEPARATOR))
     made.model = BPE(
         vocab={each: n for each, n in vocabulary.items() if each != LETTER[0x80]}, merges=[("a", "b")]
     )

@@ -5,13 +5,14 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from hiscore.checkpoint import resolve
 from hiscore.panics import Panic, panics_raised
 from hiscore.tokenization import text_encoder as module
+from hiscore.tokenization.byte_level_bpe import SEPARATOR
 from hiscore.tokenization.text_encoder import TextEncoder
 from tests.support import tiny_tokenizers as tiny
 from tests.support.client_environment import package_file
@@ -62,6 +63,13 @@ def test_only_texts_with_more_than_bpe_are_left(name: str) -> None:
     assert encoder.left == 2
 
 
+def test_a_text_with_the_separator_of_texts_is_left() -> None:
+    encoder = Counting(BUILT["qwen2"])
+    texts = [*("word" for _ in range(40)), f"a{SEPARATOR}b", SEPARATOR, "<|im_end|>", "苹", "z"]
+    assert encoder.encode(texts) == [ids(BUILT["qwen2"], text) for text in texts]
+    assert encoder.left == 2
+
+
 @pytest.mark.slow
 def test_real_text_gets_the_ids_of_the_real_tokenizer(smollm: Tokenizer) -> None:
     """Its vocabulary lacks some bytes."""
@@ -107,6 +115,7 @@ def test_a_published_vocabulary_of_130_000_tokens(tmp_path: Path) -> None:
     @settings(max_examples=500, deadline=None)
     @given(TEXTS | st.text(max_size=20) | st.text(" -=\n", max_size=60))
     def check(text: str) -> None:
+        assume(SEPARATOR not in text)
         assert encoder.encode([text]) == [ids(backend, text)]
 
     check()
