@@ -47,9 +47,9 @@ LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
 
 
 def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
-    """The tile with which the kernel was faster than cuBLAS on an H200, or None where it was slower.
+    """The tile with which the kernel was faster than cuBLAS and the activation, or None where it was slower.
 
-    With more inputs there is less to gain, and the last wave of cuBLAS leaves less of the GPU idle.
+    Measured at the clock that a loaded H100 reaches.
 
     Args:
         rows: Rows of x.
@@ -57,16 +57,16 @@ def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile
         outputs: Columns of each of gate and up.
         multiprocessors: How many the device has.
 
-    Source: perf/results/h200/gated_product.json.
+    Source: perf/results/h100/gated_product.txt; up to 512 rows perf/results/h200/gated_product.json.
     """
     if not rows or inputs % 8 or outputs % 8:  # tensor descriptors need rows aligned to 16 bytes
         return None
-    if rows >= 12_288 and 1024 <= inputs <= 2560:
-        return LARGE
     if rows <= 512:
         tile, most_inputs, least = SMALL, 1024, 0.9
-    else:
+    elif inputs <= 1024 or rows <= 4096:
         tile, most_inputs, least = MEDIUM, 2048, 0.8 if inputs <= 1024 else 0.9
+    else:
+        tile, most_inputs, least = LARGE, 4096, 0.9
     return tile if inputs <= most_inputs and tile.fill(rows, outputs, multiprocessors) > least else None
 
 

@@ -12,7 +12,12 @@ from hiscore.layers.weights import Linear
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = pytest.mark.skipif(not IS_HOPPER, reason="written for GPUs of compute capability 9")
 
-SIZES = {"Qwen3-0.6B": (1024, 3072), "SmolLM2-135M": (576, 1536), "Qwen3-1.7B": (2048, 6144)}
+SIZES = {
+    "Qwen3-0.6B": (1024, 3072),
+    "SmolLM2-135M": (576, 1536),
+    "Qwen3-1.7B": (2048, 6144),
+    "Qwen3-8B": (4096, 12288),
+}
 
 
 @pytest.mark.parametrize("rows", [1, 320, 1280, 1920, 5120])
@@ -46,12 +51,18 @@ def test_it_gives_what_two_steps_give(name: str, activation: str, rows: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("rows", "tile"),
-    [(320, gated_mlp.SMALL), (1_920, gated_mlp.MEDIUM), (15_360, gated_mlp.LARGE)],
+    ("model", "rows", "tile"),
+    [
+        ("Qwen3-0.6B", 320, gated_mlp.SMALL),
+        ("Qwen3-0.6B", 15_360, gated_mlp.MEDIUM),
+        ("Qwen3-8B", 5_120, gated_mlp.LARGE),
+    ],
 )
-def test_a_graph_replays_it(rows: int, tile: gated_mlp.Tile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the sizes of Qwen3-0.6B, by the steps that choose it; on other numbers than were there at the capture."""
-    inputs, outputs = SIZES["Qwen3-0.6B"]
+def test_a_graph_replays_it(
+    model: str, rows: int, tile: gated_mlp.Tile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the steps that choose it; on other numbers than were there at the capture."""
+    inputs, outputs = SIZES[model]
     # Which tile is chosen depends on the number of multiprocessors; what it computes does not.
     monkeypatch.setattr(triton_ops, "hopper_sm_count", lambda: 132)
     assert gated_mlp.tile_for(rows, inputs, outputs, 132) is tile
