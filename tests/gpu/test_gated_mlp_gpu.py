@@ -54,7 +54,8 @@ def test_it_gives_what_two_steps_give(name: str, activation: str, rows: int) -> 
     ("model", "rows", "tile"),
     [
         ("Qwen3-0.6B", 320, gated_mlp.SMALL),
-        ("Qwen3-0.6B", 15_360, gated_mlp.MEDIUM),
+        ("Qwen3-0.6B", 1_920, gated_mlp.MEDIUM),
+        ("Qwen3-0.6B", 15_360, gated_mlp.LARGE),
         ("Qwen3-8B", 5_120, gated_mlp.LARGE),
     ],
 )

@@ -33,7 +33,7 @@ def test_a_tile_is_taken_where_it_fills_the_device() -> None:
     """Of the numbers of rows that were timed, at the sizes of Qwen3-0.6B on 132 multiprocessors."""
     taken = {rows: tile_for(rows, 1024, 3072, 132) for rows in (64, 320, 384, 640, 768, 1536, 1920, 15360)}
     assert taken == {
-        64: None, 320: SMALL, 384: None, 640: MEDIUM, 768: None, 1536: None, 1920: MEDIUM, 15360: MEDIUM,
+        64: None, 320: SMALL, 384: None, 640: MEDIUM, 768: None, 1536: None, 1920: MEDIUM, 15360: LARGE,
     }  # fmt: skip
     assert MEDIUM.fill(1920, 3072, 132) == 15 * 48 / (3 * 264)
     assert tile_for(1920, 2048, 6144, 132) is MEDIUM
@@ -45,7 +45,8 @@ def test_a_tile_is_taken_where_it_fills_the_device() -> None:
 def test_many_rows_of_wide_models_have_large_tiles() -> None:
     for inputs, outputs in ((2048, 6144), (2560, 9728), (4096, 12288)):
         assert tile_for(5120, inputs, outputs, 132) is tile_for(15360, inputs, outputs, 132) is LARGE
-    assert tile_for(4096, 4096, 12288, 132) is tile_for(15360, 5120, 25600, 132) is None
+    assert tile_for(3840, 4096, 12288, 132) is tile_for(15360, 5120, 25600, 132) is None
+    assert tile_for(15360, 576, 1536, 132) is tile_for(8192, 1024, 3072, 132) is MEDIUM
     # Where they leave much of the device idle in the last wave, a library is as fast.
     assert LARGE.fill(4352, 1024, 132) < 0.9
     assert tile_for(4352, 4096, 1024, 132) is None
