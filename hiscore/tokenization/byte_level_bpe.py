@@ -16,6 +16,9 @@ first. Take two neighbours that form token t. No merge so far went across either
 between the ends is what happens to the bytes of t alone. By the list these become t (checked for each token;
 others are left out), so the two are a listed pair. A piece that is a token is looked up: it is what its bytes
 become.
+
+Texts that are encoded together have a special token between them. tiktoken looks for special tokens first, and
+splits what stands between two of them as if it were a text of its own.
 """
 
 from collections.abc import Sequence
