@@ -49,8 +49,8 @@ LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
 def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
     """The tile with which the kernel was faster than cuBLAS and the activation, or None where it was slower.
 
-    For few rows the product was timed alone, for many whole forwards at a GPU's power limit. There tiles of 128 x 64,
-    which are 7% faster alone (15,360 rows of 1,024 inputs), cost 1.8% of a scorer's throughput.
+    For few rows the product was timed alone, for many whole forwards at a GPU's power limit. There tiles of
+    128 x 64, which are 7% faster alone (15,360 rows of 1,024 inputs), cost 1.8% of a scorer's throughput.
 
     Args:
         rows: Rows of x.
