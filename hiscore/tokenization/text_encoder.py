@@ -79,13 +79,17 @@ class TextEncoder:
         return [found[index] if index in found else next(rows) for index in range(len(texts))]
 
     def _to_split(self, texts: Sequence[str]) -> list[int]:
-        """Which texts may hold more than BPE is to have, seen without a look at each of many short ones."""
-        found: list[int] = []
-        for begin in range(0, len(texts), TEXTS_AT_ONCE):
-            some = texts[begin : begin + TEXTS_AT_ONCE]
-            if self._may_hold_more("".join(some)):
-                found += [index for index, text in enumerate(some, begin) if self._may_hold_more(text)]
-        return found
+        """Which texts may hold more than BPE is to have, seen without a look at each of many."""
+        if not self._may_hold_more("".join(texts)):
+            return []
+        if len(texts) <= TEXTS_AT_ONCE:
+            return [index for index, text in enumerate(texts) if self._may_hold_more(text)]
+        groups = range(0, len(texts), TEXTS_AT_ONCE)
+        return [
+            begin + index
+            for begin in groups
+            for index in self._to_split(texts[begin : begin + TEXTS_AT_ONCE])
+        ]
 
     def _may_hold_more(self, text: str) -> bool:
         return not text.isascii() or any(map(text.__contains__, self._first_characters))
