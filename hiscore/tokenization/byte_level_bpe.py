@@ -60,7 +60,13 @@ class ByteLevelBPE:
     left_out: tuple[tuple[str, str], ...]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts in one call: with one for each, other threads would run in between as often.
+        """Encode texts in one call: each call of the library lets go of the interpreter, and waits to get it back.
+
+        Args:
+            texts: Without the characters that are left out.
+
+        Returns:
+            The ids of each text.
 
         Raises:
             Panic: The pattern backtracks too far in one of them.

@@ -17,6 +17,7 @@ from hiscore.tokenization.split_rule import state
 
 # A core encodes that many in some milliseconds: fewer are not worth waking another for.
 CHARACTERS_PER_THREAD = 2**15
+# Short texts that are joined to be searched: to search each alone takes longer.
 TEXTS_AT_ONCE = 16
 
 

@@ -25,7 +25,7 @@ def microseconds(runs: Runs, warmup_ms: int, measured_ms: int) -> float:
 
 
 def in_turns(arms: Mapping[str, Runs], rounds: int = 7) -> dict[str, float]:
-    """The same of several arms that take turns: all at the clock that the GPU keeps under all of them.
+    """The same for several arms in turns, so that each is timed at the clock that the loaded GPU keeps.
 
     Args:
         arms: What is compared, by name.
