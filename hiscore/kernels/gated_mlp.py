@@ -49,8 +49,9 @@ LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
 def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
     """The tile with which the kernel was faster than cuBLAS and the activation, or None where it was slower.
 
-    For few rows the product was timed alone, for many whole forwards at a GPU's power limit. There tiles of
-    128 x 64, which are 7% faster alone (15,360 rows of 1,024 inputs), cost 1.8% of a scorer's throughput.
+    The product was timed alone, in turns with the others, and whole forwards at the power limit with what was
+    chosen. The latter count: with an earlier kernel tiles of 128 x 64 were 7% faster alone at 15,360 rows of 1,024
+    inputs and cost 1.8% of a scorer's throughput.
 
     Args:
         rows: Rows of x.
@@ -62,7 +63,7 @@ def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile
     """
     if not rows or inputs % 8 or outputs % 8:  # tensor descriptors need rows aligned to 16 bytes
         return None
-    many = 4_096 if inputs > 1024 else 12_288
+    many = 1_024 if inputs > 1024 else 8_192
     if inputs >= 1024 and rows >= many:
         tile, most_inputs, least = LARGE, 4096, 0.9
     elif rows <= 512:
@@ -81,25 +82,24 @@ def multiply_gated(
 
     Args:
         x: Descriptor of [rows, inputs].
-        weight: Descriptor of [2 outputs, inputs], gate first. Beyond its edges it loads zeros, or values that only
-            outputs beyond the edge of `out` depend on.
+        weight: Descriptor of [2, outputs, inputs], gate first. Beyond their edges both load zeros.
         out: Descriptor of [rows, outputs].
     """
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
-    for tile in range(tl.program_id(0), down * across, tl.num_programs(0)):
+    # One loop with the sums' below, so that a tile's first parts are loaded while the tile before is stored.
+    for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
         group = tile // (across * GROUP) * GROUP
         high = tl.minimum(down - group, GROUP)
         within = tile - across * group
         row = (group + within % high) * ROWS
         column = within // high * OUTPUTS
-        gate = tl.zeros([ROWS, OUTPUTS], tl.float32)
-        up = tl.zeros([ROWS, OUTPUTS], tl.float32)
+        # Both products at once: the tensor cores read a part of x once, not twice.
+        sums = tl.zeros([ROWS, 2 * OUTPUTS], tl.float32)
         for begin in range(0, inputs, INPUTS):
-            part = x.load([row, begin])
-            gate = tl.dot(part, weight.load([column, begin]).T, gate)
-            up = tl.dot(part, weight.load([outputs + column, begin]).T, up)
-        rounded = gate.to(out.dtype).to(tl.float32)
-        out.store([row, column], gated(rounded, up.to(out.dtype), GELU))
+            both = weight.load([0, column, begin]).reshape(2 * OUTPUTS, INPUTS)
+            sums = tl.dot(x.load([row, begin]), both.T, sums)
+        gate, up = tl.split(sums.to(out.dtype).reshape(ROWS, 2, OUTPUTS).permute(0, 2, 1))
+        out.store([row, column], gated(gate.to(tl.float32), up, GELU))
 
 
 def multiply(x: Tensor, weight: Tensor, gelu: int, tile: Tile, multiprocessors: int) -> Tensor:
@@ -119,7 +119,7 @@ def multiply(x: Tensor, weight: Tensor, gelu: int, tile: Tile, multiprocessors: 
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     multiply_gated[(min(tile.count(rows, outputs), tile.programs * multiprocessors),)](
         TensorDescriptor.from_tensor(x, [tile.rows, tile.inputs]),
-        TensorDescriptor.from_tensor(weight, [tile.outputs, tile.inputs]),
+        TensorDescriptor.from_tensor(weight.unflatten(0, (2, outputs)), [2, tile.outputs, tile.inputs]),
         TensorDescriptor.from_tensor(out, [tile.rows, tile.outputs]),
         rows, outputs, inputs,
         ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, GROUP=GROUP, GELU=gelu,

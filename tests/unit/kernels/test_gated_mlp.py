@@ -36,7 +36,7 @@ def test_a_tile_is_taken_where_it_fills_the_device() -> None:
         64: None, 320: SMALL, 384: None, 640: MEDIUM, 768: None, 1536: None, 1920: MEDIUM, 15360: LARGE,
     }  # fmt: skip
     assert MEDIUM.fill(1920, 3072, 132) == 15 * 48 / (3 * 264)
-    assert tile_for(1920, 2048, 6144, 132) is MEDIUM
+    assert tile_for(640, 2048, 6144, 132) is MEDIUM
     assert tile_for(320, 2048, 6144, 132) is None
     assert tile_for(0, 1024, 3072, 132) is None
     assert tile_for(15360, 1020, 3072, 132) is tile_for(15360, 1024, 3076, 132) is None
@@ -44,9 +44,11 @@ def test_a_tile_is_taken_where_it_fills_the_device() -> None:
 
 def test_many_rows_of_wide_models_have_large_tiles() -> None:
     for inputs, outputs in ((2048, 6144), (2560, 9728), (4096, 12288)):
-        assert tile_for(5120, inputs, outputs, 132) is tile_for(15360, inputs, outputs, 132) is LARGE
-    assert tile_for(3840, 4096, 12288, 132) is tile_for(15360, 5120, 25600, 132) is None
-    assert tile_for(15360, 576, 1536, 132) is tile_for(8192, 1024, 3072, 132) is MEDIUM
+        for rows in (1024, 1920, 3840, 15360):
+            assert tile_for(rows, inputs, outputs, 132) is LARGE
+    assert tile_for(768, 4096, 12288, 132) is tile_for(15360, 5120, 25600, 132) is None
+    assert tile_for(15360, 576, 1536, 132) is tile_for(5120, 1024, 3072, 132) is MEDIUM
+    assert tile_for(8192, 1024, 3072, 132) is LARGE
     # Where they leave much of the device idle in the last wave, a library is as fast.
     assert LARGE.fill(4352, 1024, 132) < 0.9
     assert tile_for(4352, 4096, 1024, 132) is None
