@@ -20,8 +20,8 @@ from hiscore.layers.weights import Linear
 from tests.support.layers import DEVICE, random
 
 # In float32, as the interpreter computes: sums of up to 512 products of O(1) and 1/16, in another order. A GPU
-# gets 16 bits as in a model, since more do not fit its shared memory: those sums are rounded to 8 bits, gate and up
-# before their product, too.
+# gets 16 bits as in a model, since more do not fit its shared memory: those sums are rounded to 8 bits, and gate
+# and up before their product, too.
 DTYPE, BOUND = (torch.bfloat16, 2**-6) if DEVICE == "cuda" else (torch.float32, 2e-5)
 
 
