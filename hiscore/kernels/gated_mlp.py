@@ -49,9 +49,9 @@ LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
 def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
     """The tile with which the kernel was faster than cuBLAS and the activation, or None where it was slower.
 
-    The product was timed alone, in turns with the others, and whole forwards at the power limit with what was
-    chosen. The latter count: with an earlier kernel tiles of 128 x 64 were 7% faster alone at 15,360 rows of 1,024
-    inputs and cost 1.8% of a scorer's throughput.
+    Tiles were timed alone, in turns. At a GPU's power limit that can mislead, so time whole forwards before more
+    rows get another tile: in an earlier kernel 128 x 64 was 7% faster alone at 15,360 rows of 1,024 inputs, and
+    cost a scorer 1.8% of its throughput.
 
     Args:
         rows: Rows of x.
@@ -82,11 +82,11 @@ def multiply_gated(
 
     Args:
         x: Descriptor of [rows, inputs].
-        weight: Descriptor of [2, outputs, inputs], gate first. Beyond their edges both load zeros.
+        weight: Descriptor of [2, outputs, inputs], gate first. Beyond the edges it loads zeros, and so does x.
         out: Descriptor of [rows, outputs].
     """
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
-    # One loop with the sums' below, so that a tile's first parts are loaded while the tile before is stored.
+    # Flattened into one with the loop over inputs, which then loads for the next tile while it stores a tile.
     for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
         group = tile // (across * GROUP) * GROUP
         high = tl.minimum(down - group, GROUP)

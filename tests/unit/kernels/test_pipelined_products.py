@@ -19,9 +19,9 @@ from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.weights import Linear
 from tests.support.layers import DEVICE, random
 
-# In float32, as the interpreter computes: sums of up to 512 products of O(1) and 1/16, in another order. A GPU
-# gets 16 bits as in a model, since more do not fit its shared memory: those sums are rounded to 8 bits, and gate
-# and up before their product, too.
+# In the interpreter, float32: sums of up to 512 products of O(1) and 1/16, in another order. On a GPU, bfloat16
+# as in a model, since tiles of float32 do not fit its shared memory: sums are rounded to 8 significant bits, and
+# gate and up are before they are multiplied.
 DTYPE, BOUND = (torch.bfloat16, 2**-6) if DEVICE == "cuda" else (torch.float32, 2e-5)
 
 
@@ -71,7 +71,7 @@ def test_products_of_any_number_of_splits_follow_each_other(monkeypatch: pytest.
         torch.testing.assert_close(multiply(x, weight), x @ weight.T, atol=BOUND, rtol=BOUND)
         assert not counters.any()
     if DEVICE == "cuda":
-        return  # there all sums may be stored before the program that takes itself for the last reads them
+        return  # programs run at once there: the sums may all be stored before any program adds them up
     # Control: a counter that does not begin at 0, so that another program than the last takes itself for it.
     counters[0] = 1
     assert (multiply(x, weight) - x @ weight.T).abs().max() > 0.1
