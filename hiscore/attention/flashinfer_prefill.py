@@ -5,14 +5,19 @@ FlashInfer is optional. It compiles its kernels at the first start, unless they 
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
+from hiscore.attention import flashinfer_blocks
 from hiscore.attention.base import AttentionShape
+from hiscore.attention.flashinfer_rows import MIN_ROWS, FlashInferRows
 from hiscore.attention.metadata import Forward
 from hiscore.device import upload
 from hiscore.settings.choices import PrefillAttention
@@ -24,7 +29,7 @@ HOPPER = (9, 0)
 WORKSPACE_BYTES = 2**20
 """For sums of keys that are split among programs, which these kernels never do."""
 PLAN_BYTES = 2**23
-"""What FlashInfer's wrapper allocates for its plan, on the device and pinned on the host."""
+"""What each of FlashInfer's wrappers allocates for its plan, on the device and pinned on the host."""
 LENGTHS_BYTES = 2**17
 """What it allocates for the lengths of sequences, on the device."""
 
@@ -61,7 +66,7 @@ class FlashInferAttention:
     def __init__(
         self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, sizes: PagedSizes
     ) -> None:
-        import flashinfer
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper as Wrapper
 
         log.info(
             "loading FlashInfer's kernels; the first start compiles them, which takes one or two minutes, unless "
@@ -74,8 +79,10 @@ class FlashInferAttention:
         def buffer(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
-        self._kernels = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-            torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device),
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        make_wrapper = partial(
+            Wrapper,
+            workspace,
             "NHD",
             use_cuda_graph=True,
             qo_indptr_buf=buffer(sizes.max_segments + 1),
@@ -84,8 +91,16 @@ class FlashInferAttention:
             paged_kv_last_page_len_buf=buffer(sizes.max_segments),
             backend="fa3",
         )
+        self._kernels, self._scale = _load(make_wrapper, shape, dtype)
         self._uploaded = torch.cuda.Event()
         self.plan_rows(sizes.max_rows)  # the first plan says how large forwards may become
+        self._over_rows: FlashInferRows | None = None
+        if self._scale and sizes.max_rows >= MIN_ROWS:
+            self._over_rows = FlashInferRows(shape, dtype, workspace, sizes.max_rows)
+
+    def over_rows(self, rows: int) -> FlashInferRows | None:
+        """What attends in forwards of one whole prompt in so many rows, with the same bits, if anything does."""
+        return self._over_rows if rows >= MIN_ROWS else None
 
     def plan_rows(self, rows: int) -> None:
         """Plan so many rows that mean nothing, for a launch that is captured: it checks how many are planned."""
@@ -132,14 +147,33 @@ class FlashInferAttention:
         q = qkv.view(len(qkv), -1, shape.head_dim)[:, : shape.heads]
         keys, values = pool.unflatten(0, (-1, self._page_size)).unbind(2)
         out = torch.empty((len(qkv), shape.heads, shape.head_dim), dtype=qkv.dtype, device=qkv.device)
-        self._kernels.run(q, (keys, values), out=out, enable_pdl=False)
+        self._kernels.run(q, (keys, values), *self._scale, out=out, enable_pdl=False)
         return out.flatten(1)
 
 
+def _load(
+    make_wrapper: Callable[..., Any], shape: AttentionShape, dtype: torch.dtype
+) -> tuple[Any, tuple[float, ...]]:
+    """FlashInfer's wrapper, by larger blocks if they can be compiled, and what its `run` is given besides."""
+    if shape.head_dim == flashinfer_blocks.HEAD_DIM:
+        try:
+            return make_wrapper(jit_args=flashinfer_blocks.jit_args(dtype)), (shape.scale,)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # there is no compiler, or other types in this version
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.info(
+                "FlashInfer attends to whole prompts over pages, too, since larger blocks cannot be compiled: %s",
+                reason,
+            )
+    return make_wrapper(), ()
+
+
 def buffer_bytes(sizes: PagedSizes) -> tuple[int, int]:
-    """What `FlashInferAttention` allocates: bytes on the device, and pinned on the host."""
+    """What `FlashInferAttention` allocates at most: bytes on the device, and pinned on the host."""
     tables = 4 * (_most_pages(sizes) + 3 * sizes.max_segments + 2)
-    return WORKSPACE_BYTES + PLAN_BYTES + LENGTHS_BYTES + tables, PLAN_BYTES
+    plans = PLAN_BYTES * (2 if sizes.max_rows >= MIN_ROWS else 1)
+    return WORKSPACE_BYTES + plans + LENGTHS_BYTES + tables, plans
 
 
 def _most_pages(sizes: PagedSizes) -> int:

@@ -3,6 +3,7 @@
 The host launches forwards without waiting for them: the inputs of a whole batch lie in one piece of pinned memory,
 captured graphs replay all layers, and another one the tail of the rows that are read, if they are not too many.
 Rows are padded to the next captured number. Padding belongs to no segment and no tile, so no real row reads it.
+Many rows of one whole prompt have other graphs, in which FlashInfer attends to the rows and not to pages.
 
 Many rows have a graph for each slice of the layers. Between two of them a forward of few rows may be launched: it
 has inputs and outputs of its own, and of a slice nothing is needed but the residual stream, in the outputs.
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
+from hiscore.attention.base import Attention
 from hiscore.attention.flashinfer_prefill import FlashInferAttention
+from hiscore.attention.flashinfer_rows import is_whole
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOTS, Forward
 from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tiles import max_tiles, window_slots
@@ -78,6 +81,7 @@ class CudaRunner(Runner):
         )
         self._outputs = StaticOutputs()
         self._graphs: dict[int, list[Graph]] = {}
+        self._whole_graphs: dict[int, list[Graph]] = {}
         self._scored = torch.zeros(MAX_TAIL_ROWS, dtype=torch.int32, device=self._device)
         self._final = StaticOutputs()
         self._tails: dict[int, Graph] = {}
@@ -134,14 +138,13 @@ class CudaRunner(Runner):
         buffer, slots, windows, many = parts
         inputs = self._inputs_of(layout)
         with inputs.held():
-            if self._paged_attention:
-                self._paged_attention.plan(forward)
+            attention, by_rows = self._plan(layout, forward)
             inputs.fill(buffer, slots, windows)
             scored = inputs.buffer[len(buffer) - behind : len(buffer)] if behind else many.to(self._device)
-            if layout.rows not in self._graphs:
-                final = self._tail(*self._body(layout), scored)
+            if layout.rows not in by_rows:
+                final = self._tail(*self._body(layout, attention), scored)
             else:
-                graphs = self._graphs[layout.rows]
+                graphs = by_rows[layout.rows]
                 for graph, _ in graphs[:-1]:
                     graph.replay()
                     yield
@@ -150,6 +153,17 @@ class CudaRunner(Runner):
                 final = self._replay_tail(inputs.first_row, outputs, scored)
             # The next forward overwrites them.
             return final[: len(forward.scored_rows)].clone()
+
+    def _plan(self, layout: InputLayout, forward: Forward) -> tuple[Attention, dict[int, list[Graph]]]:
+        """What attends in a forward, if FlashInfer does planned for it, and the graphs of that."""
+        paged = self._paged_attention
+        if paged is None:
+            return self._attention, self._graphs
+        if is_whole(forward) and (over_rows := paged.over_rows(layout.rows)):
+            over_rows.plan(len(forward.input_ids), layout.rows)
+            return over_rows, self._whole_graphs
+        paged.plan(forward)
+        return paged, self._graphs
 
     def _replay_tail(self, first_row: int, outputs: tuple[Tensor, ...], scored: Tensor) -> Tensor:
         """The tail of some rows of a graph's outputs, which begin at a row of the static ones."""
@@ -162,7 +176,7 @@ class CudaRunner(Runner):
         return final
 
     def _body(
-        self, layout: InputLayout, span: range | None = None, x: Tensor | None = None
+        self, layout: InputLayout, attention: Attention, span: range | None = None, x: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         inputs = self._inputs_of(layout)
         ids, positions, angles, slot_mapping, tiles = layout.views(inputs.buffer, inputs.context_slots)
@@ -173,7 +187,6 @@ class CudaRunner(Runner):
             for layer in range(self._decoder.architecture.layers)
         ]
         rows = ModelInputs(ids, positions, slot_mappings, angles)
-        attention = self._paged_attention or self._attention
         return self._decoder.body(rows, self._ops, attention, self._by_layer, span, x)
 
     def _tail(self, x: Tensor, attended: Tensor, scored: Tensor) -> Tensor:
@@ -193,24 +206,31 @@ class CudaRunner(Runner):
         log.info("CUDA graphs for up to %d rows hold %d MiB", rows, used >> 20)
 
     def _capture_one(self, layout: InputLayout, capture: GraphCapture) -> None:
-        inputs, layers = self._inputs_of(layout), self._decoder.architecture.layers
-        inputs.clear(layout)
-        if self._paged_attention:
-            self._paged_attention.plan_rows(layout.rows)
-        if layout == self._layouts[-1]:
-            self._outputs.allocate(*self._body(layout), rows=inputs.first_row + layout.rows)
+        self._inputs_of(layout).clear(layout)
+        paged = self._paged_attention
+        if paged:
+            paged.plan_rows(layout.rows)
+        self._graphs[layout.rows] = self._capture_layers(layout, paged or self._attention, capture)
+        if paged and (over_rows := paged.over_rows(layout.rows)):
+            over_rows.plan(layout.rows, layout.rows)
+            self._whole_graphs[layout.rows] = self._capture_layers(layout, over_rows, capture)
+
+    def _capture_layers(self, layout: InputLayout, by: Attention, capture: GraphCapture) -> list[Graph]:
+        layers, first = self._decoder.architecture.layers, self._inputs_of(layout).first_row
+        if not self._graphs:
+            self._outputs.allocate(*self._body(layout, by), rows=first + layout.rows)
         spans = slices_of(layout.rows, layers) if self.between else [range(layers)]
-        launches = [partial(self._slice, layout, span) for span in spans]
+        launches = [partial(self._slice, layout, by, span) for span in spans]
         for launch in launches:
             launch()
         torch.cuda.synchronize(self._device)
-        self._graphs[layout.rows] = [self._captured(capture, launch) for launch in launches]
+        return [self._captured(capture, launch) for launch in launches]
 
-    def _slice(self, layout: InputLayout, span: range) -> tuple[Tensor, ...]:
+    def _slice(self, layout: InputLayout, attention: Attention, span: range) -> tuple[Tensor, ...]:
         """Compute some layers, and leave the residual stream; behind the last one attention's output, too."""
         first = self._inputs_of(layout).first_row
         before = self._outputs.rows(first, layout.rows)[0] if span.start else None
-        x, attended = self._body(layout, span, before)
+        x, attended = self._body(layout, attention, span, before)
         left = (x, attended) if span.stop == self._decoder.architecture.layers else (x,)
         return self._outputs.keep(*left, first=first)
 

@@ -61,10 +61,10 @@ class InputLayout:
         return buffer, cut.context_slots
 
     def pack_rows(self, forward: Forward, scored: Int32) -> Int32:
-        """The same without what only our own attention reads."""
+        """The same without what only our own attention reads; padding repeats a token: see `FlashInferRows`."""
         row_values = ROW_FIELDS * self.rows
         buffer = np.zeros(row_values + len(scored), np.int32)
-        self._fill(buffer[:row_values], forward)
+        self._fill(buffer[:row_values], forward)[0, len(forward.input_ids) :] = forward.input_ids[0]
         buffer[row_values:] = scored
         return buffer
 

@@ -1,13 +1,23 @@
-"""FlashInfer's attention in prompts: its numbers, the same bits wherever a prompt is cut, and in a CUDA graph."""
+"""FlashInfer's attention in prompts: its numbers, the same bits over pages and rows, cut anywhere, in a graph."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from hiscore.attention import flashinfer_blocks
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_prefill import FlashInferAttention, PagedSizes, buffer_bytes
+from hiscore.attention.flashinfer_rows import MIN_ROWS, FlashInferRows
 from hiscore.attention.metadata import Forward
+from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.models.gqa import pack_chunks
+from hiscore.models.decoder import Decoder
+from hiscore.prefill.pools import Pools
+from hiscore.prefill.runner import make_runner
+from perf.models import random_checkpoint
 from tests.support.dense import dense_attention
 from tests.support.prefill_chunks import chunk
 
@@ -124,3 +134,89 @@ def test_a_captured_launch_attends_to_what_is_planned_later(attention: FlashInfe
     attention.plan(forward)
     graph.replay()
     assert torch.equal(out[:300], wanted)
+
+
+LONG = PagedSizes(PAGE, 2 * MIN_ROWS // PAGE, 2 * MIN_ROWS, 2)
+
+
+def test_it_allocates_what_is_planned_for_both() -> None:
+    device = torch.device("cuda")
+    before = torch.cuda.memory_allocated()
+    kept = FlashInferAttention(SHAPE, torch.bfloat16, device, LONG)
+    allocated = torch.cuda.memory_allocated() - before
+    planned, _ = buffer_bytes(LONG)
+    assert kept.over_rows(MIN_ROWS)
+    assert planned - 2**12 <= allocated <= planned + 2**14
+
+
+@pytest.mark.parametrize("tokens", [1_921, 2_000, 2_047, 2_048])
+def test_a_whole_prompt_has_the_same_bits_over_its_rows(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind it comes padding. The control has the library's blocks over pages."""
+    device, rows = torch.device("cuda"), MIN_ROWS
+    attention = FlashInferAttention(SHAPE, torch.bfloat16, device, LONG)
+    monkeypatch.setattr(flashinfer_blocks, "HEAD_DIM", None)
+    library = FlashInferAttention(SHAPE, torch.bfloat16, device, LONG)
+    qkv = torch.randn(rows, ROW, SHAPE.head_dim, generator=torch.Generator().manual_seed(7)).bfloat16().cuda()
+    order = np.random.default_rng(0).permutation(2 * MIN_ROWS // PAGE)[: -(-tokens // PAGE)].tolist()
+    forward = pack_chunks([chunk(order, 0, tokens)])
+    pool = torch.zeros(2 * MIN_ROWS, 2, SHAPE.kv_heads, SHAPE.head_dim, dtype=torch.bfloat16, device=device)
+    pool[torch.from_numpy(forward.slot_mapping).cuda()] = qkv[:tokens, SHAPE.heads :].unflatten(1, (2, -1))
+    over_pages = []
+    for each in (attention, library):
+        each.plan(forward)
+        over_pages.append(each.attend(0, qkv.flatten(1), pool)[:tokens])
+    over_rows = attention.over_rows(rows)
+    assert over_rows
+    over_rows.plan(tokens, rows)
+    out = over_rows.attend(0, qkv.flatten(1), pool)
+    assert torch.equal(out[:tokens], over_pages[0])
+    assert not torch.equal(out[:tokens], over_pages[1])
+    assert out.isfinite().all()  # padding, too
+    assert library.over_rows(rows) is None
+
+
+def long_chunk(first: int, tokens: int) -> PrefillChunk:
+    """A whole prompt, whose pages follow each other backwards."""
+    ids = np.random.default_rng(1).integers(0, 500, tokens).astype(np.int32)
+    table = (first - np.arange(-(-tokens // PAGE))).astype(np.int32)
+    return PrefillChunk(0, ids, 0, table, np.empty(0, np.int32), is_last=True)
+
+
+def test_a_prompts_forward_has_the_same_bits_over_rows_and_in_company(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In captured forwards. The control plans fewer tokens than the prompt has."""
+    config = random_checkpoint.config_of("tiny", 2 * MIN_ROWS) | {
+        "hidden_size": 256, "head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    random_checkpoint.save(config, tmp_path, device="cuda")
+    device, slots = torch.device("cuda"), 4 * MIN_ROWS
+    decoder = Decoder(tmp_path, device, torch.bfloat16)
+    attention = FlashInferAttention(decoder.attention_shape, torch.bfloat16, device, LONG)
+    planned: list[int] = []
+    plan = FlashInferRows.plan
+
+    def seen(self: FlashInferRows, tokens: int, rows: int) -> None:
+        planned.append(tokens)
+        plan(self, tokens - spoilt, rows)
+
+    monkeypatch.setattr(FlashInferRows, "plan", seen)
+    spoilt = 0
+    pool = decoder.new_pool(slots)
+    runner = make_runner(decoder, slots, 2 * MIN_ROWS, Pools(pool), attention)
+    tokens, first = 2_100, slots // PAGE - 1
+
+    def last_state(*chunks: PrefillChunk) -> Tensor:
+        pool.fill_(float("nan"))
+        planned.clear()
+        with torch.inference_mode():
+            return runner.forward([pack_chunks([*chunks])])[-1].clone()
+
+    whole = last_state(long_chunk(first, tokens))
+    assert planned == [tokens]
+    assert whole.isfinite().all()
+    in_company = last_state(long_chunk(40, 100), long_chunk(first, tokens))
+    assert planned == []
+    assert torch.equal(in_company, whole)
+    spoilt = 200
+    assert not torch.equal(last_state(long_chunk(first, tokens)), whole)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from hiscore.attention import flashinfer_prefill
+from hiscore.attention import flashinfer_blocks, flashinfer_prefill
 from hiscore.attention.base import AttentionShape
+from hiscore.attention.flashinfer_blocks import jit_args
 from hiscore.attention.flashinfer_prefill import (
     LENGTHS_BYTES,
     PLAN_BYTES,
@@ -21,6 +23,8 @@ from hiscore.attention.flashinfer_prefill import (
     page_tables,
     why_not,
 )
+from hiscore.attention.flashinfer_rows import MIN_ROWS, is_whole
+from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.models.gqa import pack_chunks
 from tests.support.prefill_chunks import chunk
 
@@ -34,6 +38,59 @@ def test_a_segments_pages_hold_its_context_and_its_own_tokens() -> None:
     tables, lengths = page_tables(forward, 16)
     assert [table.tolist() for table in tables] == [[7, 3, 5], [1], [4, 2]]
     assert lengths.tolist() == [40, 9, 20]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "whole"),
+    [
+        ([chunk([7, 3, 5], 0, 40)], True),
+        ([chunk([7, 3, 5], 16, 40)], False),
+        ([chunk([7, 3, 5], 0, 40), chunk([1], 0, 9)], False),
+    ],
+)
+def test_a_forward_is_one_whole_prompt_or_not(chunks: list[PrefillChunk], whole: bool) -> None:
+    assert is_whole(pack_chunks(chunks)) == whole
+
+
+def test_forwards_of_many_rows_need_two_plans() -> None:
+    few, many = (buffer_bytes(PagedSizes(16, 64, rows, 4)) for rows in (MIN_ROWS - 1, MIN_ROWS))
+    assert many[1] == 2 * few[1] == 2 * PLAN_BYTES
+    assert many[0] - few[0] == PLAN_BYTES
+
+
+def test_blocks_that_cannot_be_compiled_leave_the_librarys(
+    hopper: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[list[Any] | None] = []
+
+    def wrapper(*args: Any, jit_args: list[Any] | None = None, **named: Any) -> SimpleNamespace:
+        made.append(jit_args)
+        if jit_args:
+            raise RuntimeError("Could not find nvcc\nanywhere")
+        return SimpleNamespace(plan=lambda *args, **named: None)
+
+    monkeypatch.setitem(
+        sys.modules, "flashinfer", SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=wrapper)
+    )
+    shape, sizes = replace(SHAPE, head_dim=128), replace(SIZES, max_rows=MIN_ROWS)
+    with caplog.at_level("INFO"):
+        found = choose_prefill_attention("flashinfer", shape, torch.bfloat16, hopper, sizes)
+    assert found is not None
+    assert found.over_rows(MIN_ROWS) is None
+    asked, library = made
+    assert asked == jit_args(torch.bfloat16)
+    assert library is None
+    assert "larger blocks cannot be compiled: RuntimeError: Could not find nvcc" in caplog.text
+    # Control: memory that runs out is no reason for other blocks.
+    made.clear()
+    monkeypatch.setattr(flashinfer_blocks, "jit_args", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_prefill_attention("flashinfer", shape, torch.bfloat16, hopper, sizes)
+    assert not made
+
+
+def out_of_memory(dtype: torch.dtype) -> list[Any]:
+    raise torch.OutOfMemoryError
 
 
 def test_the_cpu_has_our_own_attention() -> None:

@@ -107,6 +107,7 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
     # Rows to read come behind all that.
     read = np.array([4, 0], np.int32)
     assert layout.pack(forward, 2, read)[0].tolist() == [*buffer.tolist(), 4, 0]
+    buffer[5:8] = forward.input_ids[0]
     assert layout.pack_rows(forward, read).tolist() == [*without_starts(buffer[: 5 * 8]), 4, 0]
 
 

@@ -1,0 +1,47 @@
+"""FlashInfer's FlashAttention 3 over pages by blocks of 128 keys, as it has it over rows that follow each other.
+
+Over pages the library adds up 96 keys of heads of 128 at once. With the blocks that it has over rows, a prompt has
+the same bits by both, and forwards of one whole prompt need no pages (`flashinfer_rows`). The library compiles its
+kernels for any type that says what attention computes (`jit_args`). The size of a block is a constant of a type,
+which here has another value for a type of our own.
+"""
+
+import torch
+
+HEAD_DIM = 128
+"""For other heads the library's blocks are kept."""
+
+NAME = "WideBlocks"
+DECLARATION = """
+#include <flashinfer/attention/hopper/kernel_traits.cuh>
+#include <flashinfer/attention/hopper/variants.cuh>
+
+namespace flashinfer {
+
+struct WideBlocks : StandardAttention {
+  using StandardAttention::StandardAttention;
+};
+
+// By their order: no TMA for keys, both head sizes, rows and keys of a block, stages.
+template <typename Q, typename KV, typename O, typename Id>
+struct AttentionKernelTraits<false, 128, 128, 128, 96, 2, Q, KV, O, Id, WideBlocks>
+    : AttentionKernelTraits<false, 128, 128, 128, 128, 2, Q, KV, O, Id, WideBlocks> {};
+
+}  // namespace flashinfer
+"""
+
+
+def jit_args(dtype: torch.dtype) -> list[object]:
+    """What a wrapper of FlashInfer's compiles. Its `run` is then given the logits' scale as its last argument.
+
+    Args:
+        dtype: Of queries, keys, values and outputs, 16 bits.
+
+    Source: flashinfer.jit.gen_customize_batch_prefill_module
+    """
+    name = str(dtype).removeprefix("torch.")
+    tensors: list[str] = []
+    return [
+        f"hiscore_wide_blocks_{name}", dtype, dtype, dtype, torch.int32, HEAD_DIM, HEAD_DIM,
+        tensors, tensors, ["sm_scale"], ["double"], NAME, DECLARATION,
+    ]  # fmt: skip
