@@ -49,9 +49,9 @@ LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
 def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
     """The tile with which the kernel was faster than cuBLAS and the activation, or None where it was slower.
 
-    Tiles were timed alone, in turns. At a GPU's power limit that can mislead, so time whole forwards before more
-    rows get another tile: in an earlier kernel 128 x 64 was 7% faster alone at 15,360 rows of 1,024 inputs, and
-    cost a scorer 1.8% of its throughput.
+    At a GPU's power limit a tile's time alone can mislead, so time whole forwards before more rows get another tile:
+    in an earlier kernel 128 x 64 was 7% faster alone at 15,360 rows of 1,024 inputs, and cost a scorer 1.8% of its
+    throughput.
 
     Args:
         rows: Rows of x.
@@ -59,7 +59,8 @@ def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile
         outputs: Columns of each of gate and up.
         multiprocessors: How many the device has.
 
-    Source: perf/results/h200/gated_product.json, perf/results/h100/gated_product.txt.
+    Source: perf/results/h200/gated_product.json, perf/results/h100/gated_product.txt,
+    perf/results/h200/gated_tiles.txt.
     """
     if not rows or inputs % 8 or outputs % 8:  # tensor descriptors need rows aligned to 16 bytes
         return None

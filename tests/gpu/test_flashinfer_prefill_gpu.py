@@ -164,7 +164,7 @@ def test_a_whole_prompt_has_the_same_bits_over_its_rows(tokens: int, monkeypatch
     over_pages = []
     for each in (attention, library):
         each.plan(forward)
-        over_pages.append(each.attend(0, qkv.flatten(1), pool)[:tokens])
+        over_pages.append(each.attend(0, qkv[:tokens].flatten(1), pool))
     over_rows = attention.over_rows(rows)
     assert over_rows
     over_rows.plan(tokens, rows)
