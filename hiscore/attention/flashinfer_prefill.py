@@ -1,12 +1,12 @@
 """Packed attention by FlashInfer's FlashAttention 3, over prompts whose keys and values are in pages of a pool.
 
 On long prompts it is faster than our own kernel, which shares contexts among segments and needs no pages.
-FlashInfer is optional. It compiles its kernels at the first start, unless they were installed compiled.
+FlashInfer is optional. It compiles its kernels at the first start, unless they were installed compiled; those for
+heads of 128 never are (`flashinfer_blocks`).
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from hiscore.arrays import Int32, Int64
 from hiscore.attention import flashinfer_blocks
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_rows import MIN_ROWS, FlashInferRows
+from hiscore.attention.flashinfer_sizes import WORKSPACE_BYTES, PagedSizes, most_pages
 from hiscore.attention.metadata import Forward
 from hiscore.device import upload
 from hiscore.settings.choices import PrefillAttention
@@ -26,29 +27,6 @@ log = logging.getLogger(__name__)
 
 HEAD_DIMS = (64, 128, 256)
 HOPPER = (9, 0)
-WORKSPACE_BYTES = 2**20
-"""For sums of keys that are split among programs, which these kernels never do."""
-PLAN_BYTES = 2**23
-"""What each of FlashInfer's wrappers allocates for its plan, on the device and pinned on the host."""
-LENGTHS_BYTES = 2**17
-"""What it allocates for the lengths of sequences, on the device."""
-
-
-@dataclass(frozen=True)
-class PagedSizes:
-    """How large forwards may become.
-
-    Attributes:
-        page_size: Tokens in a page of the pool.
-        pages: Pages of the longest segment and its context.
-        max_rows: Tokens of a forward at most.
-        max_segments: Segments of a forward at most.
-    """
-
-    page_size: int
-    pages: int
-    max_rows: int
-    max_segments: int
 
 
 class FlashInferAttention:
@@ -70,11 +48,11 @@ class FlashInferAttention:
 
         log.info(
             "loading FlashInfer's kernels; the first start compiles them, which takes one or two minutes, unless "
-            "they were installed compiled"
+            "all were installed compiled"
         )
         self._shape, self._dtype, self._device = shape, dtype, device
         self._page_size, self._max_segments = sizes.page_size, sizes.max_segments
-        pages = _most_pages(sizes)
+        pages = most_pages(sizes)
 
         def buffer(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
@@ -94,13 +72,42 @@ class FlashInferAttention:
         self._kernels, self._scale = _load(make_wrapper, shape, dtype)
         self._uploaded = torch.cuda.Event()
         self.plan_rows(sizes.max_rows)  # the first plan says how large forwards may become
-        self._over_rows: FlashInferRows | None = None
-        if self._scale and sizes.max_rows >= MIN_ROWS:
-            self._over_rows = FlashInferRows(shape, dtype, workspace, sizes.max_rows)
+        self._over_rows = self._find_rows(workspace, sizes.max_rows) if self._scale else None
 
     def over_rows(self, rows: int) -> FlashInferRows | None:
         """What attends in forwards of one whole prompt in so many rows, with the same bits, if anything does."""
         return self._over_rows if rows >= MIN_ROWS else None
+
+    def drop_rows(self) -> None:
+        """Attend to whole prompts over pages, too. Before anything is captured."""
+        self._over_rows = None
+
+    def _find_rows(self, workspace: Tensor, max_rows: int) -> FlashInferRows | None:
+        if max_rows < MIN_ROWS:
+            return None
+        try:
+            over_rows = FlashInferRows(self._shape, self._dtype, workspace, max_rows)
+            if self._has_bits_of(over_rows):
+                return over_rows
+            log.warning("whole prompts attend over pages, too: FlashInfer's bits over rows are others")
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.warning("whole prompts attend over pages, too: FlashInfer fails over rows", exc_info=error)
+        return None
+
+    def _has_bits_of(self, over_rows: FlashInferRows) -> bool:
+        """Whether a prompt's bits are the same over rows. They are not where the library's types are others."""
+        shape, rows, tokens = self._shape, 512, 464  # which end inside a block, with padding behind them
+        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        anything = torch.arange(rows * width, dtype=torch.float32, device=self._device).sin()
+        qkv = anything.to(self._dtype).view(rows, width)
+        pool = qkv.view(rows, -1, shape.head_dim)[:, shape.heads :].unflatten(1, (2, -1)).contiguous()
+        pages = np.arange(-(-tokens // self._page_size), dtype=np.int32)
+        self._plan(np.array([0, tokens], np.int32), [pages], np.array([tokens]))
+        over_rows.plan(tokens, rows)
+        over_pages = self.attend(0, qkv[:tokens], pool)
+        return torch.equal(over_pages, over_rows.attend(0, qkv, pool)[:tokens])
 
     def plan_rows(self, rows: int) -> None:
         """Plan so many rows that mean nothing, for a launch that is captured: it checks how many are planned."""
@@ -167,18 +174,6 @@ def _load(
                 reason,
             )
     return make_wrapper(), ()
-
-
-def buffer_bytes(sizes: PagedSizes) -> tuple[int, int]:
-    """What `FlashInferAttention` allocates at most: bytes on the device, and pinned on the host."""
-    tables = 4 * (_most_pages(sizes) + 3 * sizes.max_segments + 2)
-    plans = PLAN_BYTES * (2 if sizes.max_rows >= MIN_ROWS else 1)
-    return WORKSPACE_BYTES + plans + LENGTHS_BYTES + tables, plans
-
-
-def _most_pages(sizes: PagedSizes) -> int:
-    """Pages of all segments of a forward at most."""
-    return max(sizes.max_segments * sizes.pages, -(-sizes.max_rows // sizes.page_size))
 
 
 def page_tables(forward: Forward, page_size: int) -> tuple[list[Int32], Int64]:

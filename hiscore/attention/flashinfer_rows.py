@@ -51,7 +51,7 @@ class FlashInferRows:
         Args:
             tokens: Of the prompt: the first rows.
             rows: With padding, which attends to itself. The prompt's last rows multiply its values by zero, so it
-                must be finite wherever the prompt is: it repeats the first token.
+                must be finite if the prompt is: it repeats the first token.
         """
         self._uploaded.synchronize()  # as in `FlashInferAttention`
         edges = torch.from_numpy(np.array([0, tokens, rows], np.int32))
@@ -79,6 +79,4 @@ class FlashInferRows:
 
 def is_whole(forward: Forward) -> bool:
     """Whether a forward is one prompt from its beginning."""
-    return (
-        len(forward.groups) == 1 and len(forward.cu_seqlens) == 2 and not len(forward.groups[0].context_slots)
-    )
+    return len(forward.cu_seqlens) == 2 and not len(forward.groups[0].context_slots)

@@ -3,7 +3,8 @@
 The host launches forwards without waiting for them: the inputs of a whole batch lie in one piece of pinned memory,
 captured graphs replay all layers, and another one the tail of the rows that are read, if they are not too many.
 Rows are padded to the next captured number. Padding belongs to no segment and no tile, so no real row reads it.
-Many rows of one whole prompt have other graphs, in which FlashInfer attends to the rows and not to pages.
+Many rows of one whole prompt have other graphs, in which FlashInfer attends to the rows and not to pages. There
+padding is a segment, whose values the prompt's last rows multiply by zero.
 
 Many rows have a graph for each slice of the layers. Between two of them a forward of few rows may be launched: it
 has inputs and outputs of its own, and of a slice nothing is needed but the residual stream, in the outputs.
@@ -155,7 +156,7 @@ class CudaRunner(Runner):
             return final[: len(forward.scored_rows)].clone()
 
     def _plan(self, layout: InputLayout, forward: Forward) -> tuple[Attention, dict[int, list[Graph]]]:
-        """What attends in a forward, if FlashInfer does planned for it, and the graphs of that."""
+        """What attends in a forward, already planned if it is FlashInfer, and its graphs."""
         paged = self._paged_attention
         if paged is None:
             return self._attention, self._graphs

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hiscore.attention import flashinfer_blocks
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.flashinfer_prefill import FlashInferAttention, PagedSizes, buffer_bytes
+from hiscore.attention.flashinfer_prefill import FlashInferAttention
 from hiscore.attention.flashinfer_rows import MIN_ROWS, FlashInferRows
+from hiscore.attention.flashinfer_sizes import PagedSizes, buffer_bytes
 from hiscore.attention.metadata import Forward
 from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.models.gqa import pack_chunks
@@ -173,6 +174,60 @@ def test_a_whole_prompt_has_the_same_bits_over_its_rows(tokens: int, monkeypatch
     assert not torch.equal(out[:tokens], over_pages[1])
     assert out.isfinite().all()  # padding, too
     assert library.over_rows(rows) is None
+
+
+def test_a_prompt_that_goes_on_over_pages_has_the_bits_of_one_forward() -> None:
+    """Its first part attends over rows, and the rest over pages. Plans change without a wait.
+
+    The control: another key on a page.
+    """
+    attention = FlashInferAttention(SHAPE, torch.bfloat16, torch.device("cuda"), LONG)
+    first, tokens = MIN_ROWS, MIN_ROWS + 208
+    qkv = (
+        torch.randn(tokens, ROW, SHAPE.head_dim, generator=torch.Generator().manual_seed(8)).bfloat16().cuda()
+    )
+    table = np.random.default_rng(2).permutation(2 * MIN_ROWS // PAGE)[: tokens // PAGE].tolist()
+    pool = torch.full(
+        (2 * MIN_ROWS, 2, SHAPE.kv_heads, SHAPE.head_dim), float("nan"), device="cuda"
+    ).bfloat16()
+    parts = [pack_chunks([chunk(table, 0, first)]), pack_chunks([chunk(table, first, tokens)])]
+    for part, rows in zip(parts, (qkv[:first], qkv[first:]), strict=True):
+        pool[torch.from_numpy(part.slot_mapping).cuda()] = rows[:, SHAPE.heads :].unflatten(1, (2, -1))
+    over_rows = attention.over_rows(MIN_ROWS)
+    assert over_rows
+
+    def in_parts() -> Tensor:
+        over_rows.plan(first, first)
+        begin = over_rows.attend(0, qkv[:first].flatten(1), pool)
+        attention.plan(parts[1])
+        end = attention.attend(0, qkv[first:].flatten(1), pool)
+        return torch.cat([begin, end])
+
+    over_rows.plan(tokens, tokens)
+    whole = over_rows.attend(0, qkv.flatten(1), pool)
+    for _ in range(20):
+        assert torch.equal(in_parts(), whole)
+    pool[table[3] * PAGE] = 1
+    assert not torch.equal(in_parts(), whole)
+
+
+def test_padding_must_be_finite() -> None:
+    """Why it repeats the prompt's first token: the last block of keys reaches into it."""
+    attention = FlashInferAttention(SHAPE, torch.bfloat16, torch.device("cuda"), LONG)
+    over_rows, tokens = attention.over_rows(MIN_ROWS), MIN_ROWS - 48
+    assert over_rows
+    qkv = (
+        torch.randn(MIN_ROWS, ROW, SHAPE.head_dim, generator=torch.Generator().manual_seed(9))
+        .bfloat16()
+        .cuda()
+    )
+    over_rows.plan(tokens, MIN_ROWS)
+    finite = [over_rows.attend(0, qkv.flatten(1), qkv)[:tokens]]
+    qkv[tokens:] = qkv[:1]
+    finite.append(over_rows.attend(0, qkv.flatten(1), qkv)[:tokens])
+    assert torch.equal(*finite)
+    qkv[tokens:] = float("nan")
+    assert not over_rows.attend(0, qkv.flatten(1), qkv)[:tokens].isfinite().all()
 
 
 def long_chunk(first: int, tokens: int) -> PrefillChunk:

@@ -92,7 +92,7 @@ def offload_nothing(rank: Rank, which: int) -> None:
 
 def can_flashinfer(rank: Rank, lacking: tuple[int, ...]) -> None:
     """From now on all but some ranks find that FlashInfer can be used; what they find means nothing on a CPU."""
-    found = object()
+    found = FoundFlashInfer()
 
     def choose(setting: str, *arguments: Any) -> Any:
         return choose_prefill_attention(setting, *arguments) if rank.shard.rank in lacking else found
@@ -104,14 +104,27 @@ def find_for_themselves(rank: Rank) -> None:
     parts.choose_prefill_attention = choose_prefill_attention
 
 
-def agreed(rank: Rank, lacking: tuple[int, ...]) -> list[bool]:
-    """Which ranks use FlashInfer of whom all but some can."""
-    found: Any = None if rank.shard.rank in lacking else object()
-    used = parts.agree_on(found, rank.group, rank.device) is not None
-    return [
-        bool(each)
-        for each in rank.group.gather(torch.tensor([[float(used)]], device=rank.device))[0].tolist()
-    ]
+class FoundFlashInfer:
+    """What a rank would attend by, as far as ranks agree on it."""
+
+    def __init__(self, has_rows: bool = False) -> None:
+        self.has_rows = has_rows
+
+    def over_rows(self, rows: int) -> object | None:
+        return self if self.has_rows else None
+
+    def drop_rows(self) -> None:
+        self.has_rows = False
+
+
+def agreed(rank: Rank, lacking: tuple[int, ...], without_rows: tuple[int, ...] = ()) -> list[list[bool]]:
+    """For each rank, whether it uses FlashInfer, and over rows, where all but some can."""
+    own = rank.shard.rank
+    found: Any = None if own in lacking else FoundFlashInfer(own not in without_rows)
+    used = parts.agree_on(found, rank.group, rank.device)
+    mine = [float(used is not None), float(used is not None and used.over_rows(2**20) is not None)]
+    everyone = rank.group.gather(torch.tensor([mine], device=rank.device))[0]
+    return [[bool(each) for each in row] for row in everyone.view(-1, 2).tolist()]
 
 
 def refuse_to_pin(rank: Rank, which: int) -> None:

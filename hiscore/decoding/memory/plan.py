@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hiscore.attention.flashinfer_prefill import PagedSizes, buffer_bytes
+from hiscore.attention.flashinfer_sizes import PagedSizes, buffer_bytes
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.memory.sizing import MemoryBudget

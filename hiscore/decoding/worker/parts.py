@@ -9,6 +9,7 @@ import torch
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_prefill import FlashInferAttention, choose_prefill_attention
+from hiscore.attention.flashinfer_rows import MIN_ROWS
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.memory.layer_kinds import caches_prefixes
@@ -136,7 +137,7 @@ def worker_of_parts(parts: Parts, group: Group | None = None) -> CacheWorker:
 def agree_on(
     paged_attention: FlashInferAttention | None, group: Group, device: torch.device
 ) -> FlashInferAttention | None:
-    """What all ranks prefill prompts by: FlashInfer if each of them can; None: our own kernel.
+    """What all ranks prefill prompts by: FlashInfer if each of them can, over rows likewise; None: our own kernel.
 
     Args:
         paged_attention: What this rank can use.
@@ -144,9 +145,10 @@ def agree_on(
         device: Where this rank computes.
     """
     shard = group.shard
-    lacking = torch.zeros(shard.ranks, device=device)
-    lacking[shard.rank] = paged_attention is None
-    without = group.sum(lacking).nonzero().flatten().tolist()
+    lacking = torch.zeros(2, shard.ranks, device=device)
+    lacking[0, shard.rank] = paged_attention is None
+    lacking[1, shard.rank] = paged_attention is None or paged_attention.over_rows(MIN_ROWS) is None
+    without, over_pages = (each.nonzero().flatten().tolist() for each in group.sum(lacking))
     if paged_attention is None:
         return None
     if without:
@@ -156,6 +158,8 @@ def agree_on(
         )  # fmt: skip
         return None
     log.info("prompts are prefilled by FlashInfer's FlashAttention 3")
+    if over_pages:  # graphs of all ranks wait for each other
+        paged_attention.drop_rows()
     return paged_attention
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,16 +15,13 @@ from hiscore.attention import flashinfer_blocks, flashinfer_prefill
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_blocks import jit_args
 from hiscore.attention.flashinfer_prefill import (
-    LENGTHS_BYTES,
-    PLAN_BYTES,
     FlashInferAttention,
-    PagedSizes,
-    buffer_bytes,
     choose_prefill_attention,
     page_tables,
     why_not,
 )
 from hiscore.attention.flashinfer_rows import MIN_ROWS, is_whole
+from hiscore.attention.flashinfer_sizes import LENGTHS_BYTES, PLAN_BYTES, PagedSizes, buffer_bytes
 from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.models.gqa import pack_chunks
 from tests.support.prefill_chunks import chunk
@@ -49,7 +47,10 @@ def test_a_segments_pages_hold_its_context_and_its_own_tokens() -> None:
     ],
 )
 def test_a_forward_is_one_whole_prompt_or_not(chunks: list[PrefillChunk], whole: bool) -> None:
-    assert is_whole(pack_chunks(chunks)) == whole
+    forward = pack_chunks(chunks)
+    assert is_whole(forward) == whole
+    two_items = np.array([0, 4, *forward.cu_seqlens[1:]], np.int32)
+    assert not is_whole(forward._replace(cu_seqlens=two_items))
 
 
 def test_forwards_of_many_rows_need_two_plans() -> None:
@@ -87,6 +88,44 @@ def test_blocks_that_cannot_be_compiled_leave_the_librarys(
     with pytest.raises(torch.OutOfMemoryError):
         choose_prefill_attention("flashinfer", shape, torch.bfloat16, hopper, sizes)
     assert not made
+
+
+@pytest.mark.parametrize(
+    ("over_rows", "told"),
+    [(1, ""), (2, "FlashInfer's bits over rows are others"), (None, "FlashInfer fails over rows")],
+)
+def test_whole_prompts_attend_over_rows_if_that_has_the_bits_of_pages(
+    over_rows: float | None,
+    told: str,
+    hopper: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A version of FlashInfer with other types would leave it other blocks over pages."""
+
+    def computing(value: float | None) -> Callable[..., SimpleNamespace]:
+        def run(*args: Any, out: torch.Tensor, **named: Any) -> None:
+            if value is None:
+                raise RuntimeError("no such kernel")
+            out.fill_(value)
+
+        return lambda *args, **named: SimpleNamespace(plan=lambda *args, **named: None, run=run)
+
+    module = SimpleNamespace(
+        BatchPrefillWithPagedKVCacheWrapper=computing(1),
+        BatchPrefillWithRaggedKVCacheWrapper=computing(over_rows),
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    shape, sizes = replace(SHAPE, head_dim=128), replace(SIZES, max_rows=MIN_ROWS)
+    with caplog.at_level("INFO"):
+        found = choose_prefill_attention("flashinfer", shape, torch.bfloat16, hopper, sizes)
+    assert found is not None
+    assert (found.over_rows(MIN_ROWS) is None) == bool(told)
+    assert found.over_rows(MIN_ROWS - 1) is None
+    assert told in caplog.text
+    assert ("whole prompts attend over pages, too" in caplog.text) == bool(told)
+    found.drop_rows()
+    assert found.over_rows(MIN_ROWS) is None
 
 
 def out_of_memory(dtype: torch.dtype) -> list[Any]:
@@ -151,6 +190,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch, "zeros", on_cpu(torch.zeros))
     monkeypatch.setattr(torch, "empty", on_cpu(torch.empty))
+    monkeypatch.setattr(torch, "arange", on_cpu(torch.arange))
     monkeypatch.setattr(flashinfer_prefill, "upload", lambda array, device: array)
     return torch.device("cuda")
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hiscore.attention.flashinfer_prefill import LENGTHS_BYTES, PLAN_BYTES, WORKSPACE_BYTES
+from hiscore.attention.flashinfer_sizes import LENGTHS_BYTES, PLAN_BYTES, WORKSPACE_BYTES
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape

@@ -36,8 +36,13 @@ def make(ranks: Ranks, path: Path, **settings: Any) -> Worker:
 
 
 @pytest.mark.parametrize("lacking", [(), (0,), (1,), (0, 1)])
-def test_all_ranks_prefill_by_flashinfer_or_none_does(lacking: tuple[int, ...], ranks: Ranks) -> None:
-    assert ranks.do(partial(decode_rank_work.agreed, lacking=lacking)) == [not lacking] * 2
+@pytest.mark.parametrize("without_rows", [(), (1,)])
+def test_all_ranks_prefill_by_flashinfer_or_none_does(
+    lacking: tuple[int, ...], without_rows: tuple[int, ...], ranks: Ranks
+) -> None:
+    """Over rows, too: a rank alone would wait for the others in another graph."""
+    used = ranks.do(partial(decode_rank_work.agreed, lacking=lacking, without_rows=without_rows))
+    assert used == [[not lacking, not lacking and not without_rows]] * 2
 
 
 def test_who_cannot_use_flashinfer_is_logged_or_refused_by_name(
