@@ -63,11 +63,16 @@ def use_cuda_runner(
         around: A context for what a GPU would compute without the host.
         in_slices: See `make_runner`.
     """
+    launch_on_cpu(monkeypatch, around)
+    runner = scorer.runner
+    scorer.runner = CudaRunner(runner._decoder, runner.pool.shape[1], max_rows, in_slices=in_slices)
+    return scorer.runner
+
+
+def launch_on_cpu(monkeypatch: pytest.MonkeyPatch, around: Around = nullcontext) -> None:
+    """Let `CudaRunner` compute on the CPU. For the arguments see `use_cuda_runner`."""
     monkeypatch.setattr(cuda_runner, "GraphCapture", lambda device: Capture(around))
     monkeypatch.setattr(cuda_runner, "TritonOps", TorchOps)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     properties = SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    runner = scorer.runner
-    scorer.runner = CudaRunner(runner._decoder, runner.pool.shape[1], max_rows, in_slices=in_slices)
-    return scorer.runner
