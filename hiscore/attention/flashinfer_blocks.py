@@ -1,4 +1,4 @@
-"""FlashInfer's FlashAttention 3 over pages by blocks of 128 keys, the size that it uses over contiguous rows.
+"""FlashInfer's FlashAttention 3 over pages in blocks of 128 keys, the size that it uses over contiguous rows.
 
 Over pages the library adds up 96 keys of heads of 128 at once. With the blocks that it has over rows, a prompt has
 the same bits by both, and forwards of one whole prompt need no pages (`flashinfer_rows`). The library compiles its

@@ -17,7 +17,7 @@ from torch import Tensor
 from hiscore.arrays import Int32, Int64
 from hiscore.attention import flashinfer_blocks
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.flashinfer_rows import MIN_ROWS, FlashInferRows
+from hiscore.attention.flashinfer_rows import MIN_ROWS, FlashInferRows, of_model
 from hiscore.attention.flashinfer_sizes import WORKSPACE_BYTES, PagedSizes, most_pages
 from hiscore.attention.metadata import Forward
 from hiscore.device import upload
@@ -138,14 +138,8 @@ class FlashInferAttention:
             torch.from_numpy(table_edges.astype(np.int32)),
             upload(pages, self._device),
             torch.from_numpy(last_page.astype(np.int32)),
-            self._shape.heads,
-            self._shape.kv_heads,
-            self._shape.head_dim,
-            self._page_size,
-            causal=True,
-            sm_scale=self._shape.scale,
-            q_data_type=self._dtype,
-            kv_data_type=self._dtype,
+            page_size=self._page_size,
+            **of_model(self._shape, self._dtype),
         )
         self._uploaded.record(torch.cuda.current_stream(self._device))
 
@@ -168,12 +162,15 @@ def _load(
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # there is no compiler, or other types in this version
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
             log.info(
                 "FlashInfer attends to whole prompts over pages, too, since larger blocks cannot be compiled: %s",
-                reason,
+                _first_line(error),
             )
     return make_wrapper(), ()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def page_tables(forward: Forward, page_size: int) -> tuple[list[Int32], Int64]:
@@ -242,7 +239,7 @@ def choose_prefill_attention(
             raise
         except Exception as error:  # there is no compiler, or one that fails
             log.warning("FlashInfer cannot be used", exc_info=error)
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = _first_line(error)
     if setting == "flashinfer":
         raise ValueError(f"PREFILL_ATTENTION is flashinfer, which cannot be used: {reason}")
     log.info(told, reason)

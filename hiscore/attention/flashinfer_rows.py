@@ -1,7 +1,7 @@
 """Attention by FlashInfer over a forward's own rows: of one whole prompt they hold all keys and values.
 
 There is nothing to look up, so whole blocks of keys are copied at once (TMA), which takes a seventh less time than
-pages do. The bits are the same by blocks of the same size (`flashinfer_blocks`).
+pages do. The bits are the same with blocks of the same size (`flashinfer_blocks`).
 """
 
 from typing import Any
@@ -58,13 +58,7 @@ class FlashInferRows:
         self._kernels.plan(
             edges,
             edges,
-            self._shape.heads,
-            self._shape.kv_heads,
-            self._shape.head_dim,
-            causal=True,
-            sm_scale=self._shape.scale,
-            q_data_type=self._dtype,
-            kv_data_type=self._dtype,
+            **of_model(self._shape, self._dtype),
         )
         self._uploaded.record(torch.cuda.current_stream(self._device))
 
@@ -75,6 +69,19 @@ class FlashInferRows:
         out = torch.empty((len(qkv), shape.heads, shape.head_dim), dtype=qkv.dtype, device=qkv.device)
         self._kernels.run(q, k, v, shape.scale, out=out, enable_pdl=False)
         return out.flatten(1)
+
+
+def of_model(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
+    """What plans over pages and over rows say of the model, so that their bits are the same."""
+    return {
+        "num_qo_heads": shape.heads,
+        "num_kv_heads": shape.kv_heads,
+        "head_dim_qk": shape.head_dim,
+        "causal": True,
+        "sm_scale": shape.scale,
+        "q_data_type": dtype,
+        "kv_data_type": dtype,
+    }
 
 
 def is_whole(forward: Forward) -> bool:

@@ -139,13 +139,13 @@ class CudaRunner(Runner):
         buffer, slots, windows, many = parts
         inputs = self._inputs_of(layout)
         with inputs.held():
-            attention, by_rows = self._plan(layout, forward)
+            attention, captured = self._plan(layout, forward)
             inputs.fill(buffer, slots, windows)
             scored = inputs.buffer[len(buffer) - behind : len(buffer)] if behind else many.to(self._device)
-            if layout.rows not in by_rows:
+            if layout.rows not in captured:
                 final = self._tail(*self._body(layout, attention), scored)
             else:
-                graphs = by_rows[layout.rows]
+                graphs = captured[layout.rows]
                 for graph, _ in graphs[:-1]:
                     graph.replay()
                     yield
@@ -211,17 +211,17 @@ class CudaRunner(Runner):
         paged = self._paged_attention
         if paged:
             paged.plan_rows(layout.rows)
-        self._graphs[layout.rows] = self._capture_layers(layout, paged or self._attention, capture)
+        self._graphs[layout.rows] = self._graphs_of(layout, paged or self._attention, capture)
         if paged and (over_rows := paged.over_rows(layout.rows)):
             over_rows.plan(layout.rows, layout.rows)
-            self._whole_graphs[layout.rows] = self._capture_layers(layout, over_rows, capture)
+            self._whole_graphs[layout.rows] = self._graphs_of(layout, over_rows, capture)
 
-    def _capture_layers(self, layout: InputLayout, by: Attention, capture: GraphCapture) -> list[Graph]:
+    def _graphs_of(self, layout: InputLayout, attention: Attention, capture: GraphCapture) -> list[Graph]:
         layers, first = self._decoder.architecture.layers, self._inputs_of(layout).first_row
         if not self._graphs:
-            self._outputs.allocate(*self._body(layout, by), rows=first + layout.rows)
+            self._outputs.allocate(*self._body(layout, attention), rows=first + layout.rows)
         spans = slices_of(layout.rows, layers) if self.between else [range(layers)]
-        launches = [partial(self._slice, layout, by, span) for span in spans]
+        launches = [partial(self._slice, layout, attention, span) for span in spans]
         for launch in launches:
             launch()
         torch.cuda.synchronize(self._device)
