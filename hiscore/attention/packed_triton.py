@@ -1,19 +1,26 @@
-"""Packed attention on CUDA, by the kernel of `hiscore.kernels.packed_attention`."""
+"""Packed attention on CUDA, by the kernels of `hiscore.kernels.attention_tiles` and `packed_attention`."""
 
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+import triton
 from torch import Tensor
 
-from hiscore.attention import own_keys
 from hiscore.attention.base import AttentionShape
+from hiscore.attention.tile_inputs import BLOCK, GROUP_FIELDS, HEADER, TILE_FIELDS, most_columns
+from hiscore.kernels.attention_tiles import MOST_SEGMENTS, attention_tiles
 from hiscore.kernels.dot_size import dot_size
 from hiscore.kernels.packed_attention import packed_attention
 
 REGISTERS = 65_536
 """Of a multiprocessor. Threads get multiples of 8."""
 WARP = 32
+WARPS_OF_TILES, MIN_LANES = 2, 16
+"""Of a program that makes tiles."""
+SCORED_BLOCK = 128
+"""Scored rows that it compares at once."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +46,41 @@ def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
     """Block sizes that fit registers and shared memory, measured on an H200."""
     m = dot_size(group)
     if dtype == torch.float32:
-        return Launch(max(m, 32), own_keys.BLOCK, 4, 1, 1)
+        return Launch(max(m, 32), BLOCK, 4, 1, 1)
     if head_dim > 128:
-        return Launch(max(m, 64), own_keys.BLOCK, 4, 2, 2)
-    return Launch(max(m, 64), own_keys.BLOCK, 4, 3, 3)
+        return Launch(max(m, 64), BLOCK, 4, 2, 2)
+    return Launch(max(m, 64), BLOCK, 4, 3, 3)
+
+
+class TileTables:
+    """What the device makes of a description; all int32, one forward at a time."""
+
+    def __init__(self, rows: int, tiles: int, device: torch.device) -> None:
+        """Allocate them for forwards of so many rows and tiles at most."""
+        make = partial(torch.empty, dtype=torch.int32, device=device)
+        self.segment_starts = make(rows)
+        self.tiles = make((tiles, TILE_FIELDS))
+        self.scored_tiles = make((tiles, TILE_FIELDS))
+        self.columns = make(most_columns(rows))
 
 
 @dataclass
 class TileInputs:
-    """What the kernel reads, on the device; all int32. See `tiles.Tiles` and `own_keys`."""
+    """What the kernels read, on the device; all int32."""
 
     positions: Tensor
     """[T]"""
-    segment_starts: Tensor
-    """[T]"""
-    tiles: Tensor
-    """[tiles own_keys.FIELDS + columns]"""
-    tile_count: Tensor
-    """[2]: all tiles, and those that hold a scored row, which come first."""
+    described: Tensor
+    """A `tile_inputs.Description`."""
     context_slots: Tensor
     """[N]"""
+    tables: TileTables
     window_slots: Tensor | None = None
-    """[N]: instead of these in layers that keep a window only, if there are any."""
+    """[N]: instead of `context_slots` in layers that keep a window only, if there are any."""
 
 
 class TritonAttention:
-    """`Attention` over `inputs`, which its owner sets before each forward."""
+    """`Attention` over `inputs`, which its owner sets, and has cut into tiles, before each forward."""
 
     def __init__(
         self,
@@ -85,22 +101,35 @@ class TritonAttention:
     def rows_per_tile(self) -> int:
         return self._launch.m // (self._shape.heads // self._shape.kv_heads)
 
+    def cut_into_tiles(self) -> None:
+        """Before the first layer."""
+        inputs = self.inputs
+        assert inputs is not None
+        tables, rows = inputs.tables, self.rows_per_tile
+        attention_tiles[(self._programs,)](
+            inputs.described, tables.segment_starts, tables.tiles, tables.scored_tiles, tables.columns,
+            HEADER=HEADER, GROUP_FIELDS=GROUP_FIELDS, TILE_FIELDS=TILE_FIELDS,
+            TILE_ROWS=rows, PADDED_ROWS=max(MIN_LANES, triton.next_power_of_2(rows)), BLOCK=BLOCK,
+            FIRST_STEP=MOST_SEGMENTS // 2, SCORED_BLOCK=SCORED_BLOCK, num_warps=WARPS_OF_TILES,
+        )  # fmt: skip
+
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         shape, launch, inputs = self._shape, self._launch, self.inputs
         sinks = shape.sinks
         assert inputs is not None
         out = torch.empty((len(qkv), shape.heads * shape.head_dim), dtype=qkv.dtype, device=qkv.device)
+        tables = inputs.tables
         # Only scored rows of the last layer are read.
-        count = inputs.tile_count[1:] if layer == len(shape.windows) - 1 else inputs.tile_count
+        tiles = tables.scored_tiles if layer == len(shape.windows) - 1 else tables.tiles
         slots = inputs.window_slots if layer in self._windowed else inputs.context_slots
         packed_attention[(self._programs,)](
-            qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.tiles, count,
-            slots, qkv if sinks is None else sinks[layer],
+            qkv, pool, out, inputs.positions, tables.segment_starts, tiles, tables.columns,
+            inputs.described, slots, qkv if sinks is None else sinks[layer],
             shape.scale, shape.soft_cap or 0.0, pool.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=dot_size(shape.head_dim),
             WINDOW=shape.windows[layer] or 0, CAPPED=shape.soft_cap is not None, SINKS=sinks is not None,
-            M=launch.m, N=launch.n, TILE_FIELDS=own_keys.FIELDS, PRECISION=self._precision,
+            M=launch.m, N=launch.n, TILE_FIELDS=TILE_FIELDS, PRECISION=self._precision,
             num_warps=launch.warps, num_stages=launch.stages, maxnreg=launch.registers,
         )  # fmt: skip
         return out

@@ -20,6 +20,7 @@ def packed_attention(
     positions,
     segment_starts,
     tiles,
+    columns,
     tile_count,
     context_slots,
     sinks,
@@ -45,8 +46,9 @@ def packed_attention(
         pool: [slots, 2, kv_heads, head_dim].
         out: [T, heads head_dim], written.
         positions, segment_starts: int32 [T].
-        tiles: int32 [tiles TILE_FIELDS + columns], see `attention.own_keys`.
-        tile_count: int32 [1]: how many of them to compute.
+        tiles: int32 [tiles, TILE_FIELDS], see `attention.tile_inputs`.
+        columns: int32 [4 T]: rows whose keys tiles read, or -1.
+        tile_count: int32 [1]: how many tiles there are.
         context_slots: int32 [N].
         sinks: float32 [heads], see `attention.base.AttentionShape`.
         WINDOW: Tokens that a row sees; 0: all.
@@ -143,10 +145,10 @@ def packed_attention(
                 HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
             )  # fmt: skip
 
-        # The keys of the tile's other segments, each in its slot: see `attention.own_keys`.
+        # The keys of the tile's other segments, each in its slot: see `attention_tiles`.
         columns_end = tl.load(tile + 10)
         for begin in range(tl.load(tile + 9), columns_end, N):
-            column = tl.load(tiles + begin + n, mask=begin + n < columns_end, other=-1)
+            column = tl.load(columns + begin + n, mask=begin + n < columns_end, other=-1)
             there = column >= 0
             at = new_kv + column.to(tl.int64) * ROW
             seen = (column[None, :] >= start[:, None]) & (column[None, :] <= row[:, None])

@@ -25,7 +25,7 @@ from hiscore.attention.flashinfer_prefill import FlashInferAttention
 from hiscore.attention.flashinfer_rows import is_whole
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOTS, Forward
 from hiscore.attention.packed_triton import TritonAttention
-from hiscore.attention.tiles import max_tiles, window_slots
+from hiscore.attention.tile_inputs import window_slots
 from hiscore.device import PinnedArray, PinnedArrays
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 from hiscore.layers.triton_ops import TritonOps
@@ -68,15 +68,18 @@ class CudaRunner(Runner):
             decoder.attention_shape, decoder.dtype, properties.multi_processor_count, self._pools.windows
         )
         self._paged_attention = paged_attention
-        per_tile = self._attention.rows_per_tile
-        # Every group has at least one row, so there are at most as many groups as rows.
         self._row_counts = capture_sizes(max_rows)
-        self._layouts = [InputLayout(rows, max_tiles(rows, rows, per_tile)) for rows in self._row_counts]
+        self._layouts = [InputLayout(rows) for rows in self._row_counts]
         largest = self._layouts[-1]
         self.between = rows_between(max_rows, in_slices)
-        make = partial(StaticInputs, windowed=bool(self._pools.windows), device=self._device)
-        self._many_rows = make(largest.size, self.between)
-        self._few_rows = make(self._layout_of(self.between).size, 0) if self.between else self._many_rows
+        make = partial(
+            StaticInputs,
+            rows_per_tile=self._attention.rows_per_tile,
+            windowed=bool(self._pools.windows),
+            device=self._device,
+        )
+        self._many_rows = make(largest, self.between)
+        self._few_rows = make(self._layout_of(self.between), 0) if self.between else self._many_rows
         self._row_slots = self._pools.first_row + torch.arange(
             largest.rows, dtype=torch.int32, device=self._device
         )
@@ -180,8 +183,12 @@ class CudaRunner(Runner):
         self, layout: InputLayout, attention: Attention, span: range | None = None, x: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         inputs = self._inputs_of(layout)
-        ids, positions, angles, slot_mapping, tiles = layout.views(inputs.buffer, inputs.context_slots)
-        self._attention.inputs = replace(tiles, window_slots=inputs.window_slots)
+        views = layout.views(inputs.buffer, inputs.context_slots, inputs.tables)
+        ids, positions, angles, slot_mapping, tiles = views
+        if attention is self._attention:
+            self._attention.inputs = replace(tiles, window_slots=inputs.window_slots)
+            if span is None or not span.start:
+                self._attention.cut_into_tiles()
         windows = self._pools.windows
         slot_mappings = [
             self._row_slots[: layout.rows] if layer in windows else slot_mapping

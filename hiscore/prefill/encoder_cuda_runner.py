@@ -16,12 +16,13 @@ from torch import Tensor
 from hiscore.arrays import Int32
 from hiscore.attention.bidirectional_triton import SegmentInputs, TritonBidirectionalAttention
 from hiscore.attention.metadata import Forward
-from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
+from hiscore.attention.tile_inputs import max_tiles
+from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles
 from hiscore.device import OnDevice, Uploads
 from hiscore.graph_capture import GraphCapture
 from hiscore.models.encoders.encoder import Encoder, EncoderInputs
 from hiscore.numerics import at_least_float32
-from hiscore.prefill.input_layout import ALIGN, pad_scored
+from hiscore.prefill.input_layout import pad_scored
 from hiscore.prefill.interface import ForwardRunner
 from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
 
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 ROW_FIELDS = 5
 """Token id, position, token type, begin and end of its segment."""
+ALIGN = 4
+"""In int32: every array of a layout starts at a multiple of 16 bytes, so that kernels compile only once."""
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,19 @@ import numpy as np
 from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
-from hiscore.attention import own_keys
 from hiscore.attention.metadata import NO_SLOT, Forward
-from hiscore.attention.packed_triton import TileInputs
-from hiscore.attention.tiles import cut_into_tiles
+from hiscore.attention.packed_triton import TileInputs, TileTables
+from hiscore.attention.tile_inputs import describe, most_described
 from hiscore.prefill.row_counts import MIN_ROWS
 
-ROW_FIELDS = 5
-"""Token id, position, place in the rotary tables, begin of its segment, KV slot."""
+ROW_FIELDS = 4
+"""Token id, position, place in the rotary tables, KV slot."""
 SCORED_STEP = 64
 """The rows that are read are padded to a multiple of this."""
 MAX_TAIL_ROWS = 512
 """So many of them, at most, lie behind the other inputs and have a graph for their tail. With more, the device
 computes longer than the host launches."""
 NO_ROWS: Int32 = np.empty(0, np.int32)
-ALIGN = 4
-"""In int32: every array of a layout starts at a multiple of 16 bytes, so that kernels compile only once."""
 
 
 def pad_scored(rows: Int64) -> Int32:
@@ -36,7 +33,6 @@ class InputLayout:
     """Layout of a forward's inputs in one int32 buffer, for a number of rows with padding."""
 
     rows: int
-    tiles: int
 
     def pack(self, forward: Forward, rows_per_tile: int, scored: Int32 = NO_ROWS) -> tuple[Int32, Int32]:
         """Lay out a forward.
@@ -44,21 +40,18 @@ class InputLayout:
         Args:
             forward: Of at most `rows` rows.
             rows_per_tile: Of attention's tiles.
-            scored: int32 [n], at most `MAX_TAIL_ROWS`: the rows to read, to be laid behind the rest.
+            scored: int32 [n], at most `MAX_TAIL_ROWS`: the rows to read, to be laid behind the rest; empty: there
+                are none, or more.
 
         Returns:
             int32 [used]: the buffer.
             int32 [N]: the slots of all contexts.
         """
-        cut = cut_into_tiles(forward, rows_per_tile)
-        row_values = ROW_FIELDS * self.rows
-        table = own_keys.with_own_keys(cut, rows_per_tile)
-        end = row_values + ALIGN + len(table)
-        buffer = np.zeros(end + len(scored), np.int32)
-        self._fill(buffer[:row_values], forward)[3, : len(forward.input_ids)] = cut.segment_starts
-        buffer[row_values : row_values + 2] = len(cut.order), cut.scored
-        buffer[row_values + ALIGN : end], buffer[end:] = table, scored
-        return buffer, cut.context_slots
+        found, row_values = describe(forward, rows_per_tile), ROW_FIELDS * self.rows
+        buffer = np.zeros(row_values + found.size + len(scored), np.int32)
+        self._fill(buffer[:row_values], forward)
+        found.write(buffer[row_values:], scored)
+        return buffer, found.context_slots
 
     def pack_rows(self, forward: Forward, scored: Int32) -> Int32:
         """The same without what only our own attention reads; padding repeats a token: see `FlashInferRows`."""
@@ -73,24 +66,22 @@ class InputLayout:
         count = len(forward.input_ids)
         rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
         rows[2, :count] = forward.positions if forward.angles is None else forward.angles
-        rows[4, :count], rows[4, count:] = forward.slot_mapping, NO_SLOT
+        rows[3, :count], rows[3, count:] = forward.slot_mapping, NO_SLOT
         return rows
 
     @property
     def size(self) -> int:
         """Of the whole buffer."""
-        tiles = self.tiles * own_keys.FIELDS + own_keys.most_columns(self.rows)
-        return ROW_FIELDS * self.rows + ALIGN + tiles + MAX_TAIL_ROWS
+        return ROW_FIELDS * self.rows + most_described(self.rows) + MAX_TAIL_ROWS
 
     def views(
-        self, buffer: Tensor, context_slots: Tensor
+        self, buffer: Tensor, context_slots: Tensor, tables: TileTables
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, TileInputs]:
         """As views of `buffer`: what rows of `ModelInputs` are, int32 [rows] each, and attention's inputs.
 
         Returns:
             Token ids, positions, angles, slot mapping, inputs of attention.
         """
-        rows, rest = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
-        ids, positions, angles, starts, slot_mapping = rows.view(ROW_FIELDS, self.rows)
-        inputs = TileInputs(positions, starts, rest[ALIGN:], rest[:2], context_slots)
-        return ids, positions, angles, slot_mapping, inputs
+        rows, described = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
+        ids, positions, angles, slot_mapping = rows.view(ROW_FIELDS, self.rows)
+        return ids, positions, angles, slot_mapping, TileInputs(positions, described, context_slots, tables)

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT
+from hiscore.attention.packed_triton import TileTables
+from hiscore.attention.tile_inputs import max_tiles
 from hiscore.device import PinnedArray
 from hiscore.prefill.input_layout import ROW_FIELDS, InputLayout
 
@@ -13,16 +15,21 @@ from hiscore.prefill.input_layout import ROW_FIELDS, InputLayout
 class StaticInputs:
     """The inputs of one forward at a time, and where its rows begin in what graphs leave."""
 
-    def __init__(self, size: int, first_row: int, windowed: bool, device: torch.device) -> None:
+    def __init__(
+        self, largest: InputLayout, first_row: int, rows_per_tile: int, windowed: bool, device: torch.device
+    ) -> None:
         """Allocate them.
 
         Args:
-            size: Of the largest layout (`InputLayout.size`).
+            largest: The layout of the largest forward.
             first_row: Of the outputs.
+            rows_per_tile: Of attention's tiles.
             windowed: Whether there are layers that keep a window only.
             device: Where.
         """
-        self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        self.buffer = torch.zeros(largest.size, dtype=torch.int32, device=device)
+        # Every group has at least one row, so there are at most as many groups as rows.
+        self.tables = TileTables(largest.rows, max_tiles(largest.rows, largest.rows, rows_per_tile), device)
         self.context_slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=device)
         self.window_slots = torch.zeros_like(self.context_slots) if windowed else None
         self.first_row = first_row

@@ -12,8 +12,8 @@ import torch
 from hiscore.attention import packed_triton
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
-from hiscore.attention.packed_triton import Launch, TritonAttention
-from hiscore.attention.tiles import max_tiles
+from hiscore.attention.packed_triton import Launch, TileTables, TritonAttention
+from hiscore.attention.tile_inputs import max_tiles
 from hiscore.prefill.input_layout import InputLayout
 from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
@@ -57,10 +57,12 @@ def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, to
         SHAPE, torch.bfloat16, torch.cuda.get_device_properties(0).multi_processor_count
     )
     rows = len(forward.input_ids)
-    layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
+    layout, device = InputLayout(rows), torch.device("cuda")
     buffer, slots = layout.pack(forward, attention.rows_per_tile)
     device_slots = torch.from_numpy(np.append(slots, 0).astype(np.int32)).cuda()
-    *_, attention.inputs = layout.views(torch.from_numpy(buffer).cuda(), device_slots)
+    tables = TileTables(rows, max_tiles(rows, rows, attention.rows_per_tile), device)
+    *_, attention.inputs = layout.views(torch.from_numpy(buffer).cuda(), device_slots, tables)
+    attention.cut_into_tiles()
     pool = torch.zeros(PAGE, 2, 8, 128, dtype=torch.bfloat16, device="cuda")
     out = attention.attend(0, qkv, pool)
     return layers_us(lambda: attention.attend(0, qkv, pool)), out

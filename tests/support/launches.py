@@ -12,7 +12,7 @@ from torch import Tensor
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
 from hiscore.attention.bidirectional_triton import SegmentInputs, TritonBidirectionalAttention
-from hiscore.attention.packed_triton import TileInputs, TritonAttention
+from hiscore.attention.packed_triton import TileInputs, TileTables, TritonAttention
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
@@ -88,7 +88,9 @@ def scorer(
     sinks = (torch.zeros(heads),) * 2 if with_sinks else None
     shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, cap, windows, sinks)
     attention = TritonAttention(shape, dtype, multiprocessors=132)
-    attention.inputs = TileInputs(ints(ROWS), ints(ROWS), ints(6), ints(2), ints(64))
+    tables = TileTables(ROWS, ROWS, torch.device("cpu"))
+    attention.inputs = TileInputs(ints(ROWS), ints(6), ints(64), tables)
+    attention.cut_into_tiles()
     for index in range(len(windows)):
         attention.attend(index, qkv, pool)
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
 from hiscore.attention.bidirectional_triton import TritonBidirectionalAttention
 from hiscore.attention.metadata import Forward
-from hiscore.attention.tiles import max_tiles
+from hiscore.attention.tile_inputs import max_tiles
 from hiscore.prefill.encoder_cuda_runner import EncoderLayout
 from hiscore.scoring.pairs import PairRules
 from tests.support.dense_pairs import dense_pairs, forwards_of, random_relative

@@ -9,30 +9,20 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
-from hiscore.attention import own_keys
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
 from hiscore.attention.packed_torch import TorchAttention
 from hiscore.attention.packed_triton import TritonAttention
-from hiscore.attention.tiles import max_tiles, window_slots
-from hiscore.prefill.input_layout import InputLayout
+from hiscore.attention.tile_inputs import describe
+from hiscore.prefill.input_layout import pad_scored
 from hiscore.scoring.packing import pack, pool_reserve
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from tests.support.dense import dense_attention
 from tests.support.fixed_sums import fix_sums
 from tests.support.layers import DEVICE, random
 from tests.support.strategies import Tokens, random_tokens
+from tests.support.tiles import prepare, squeeze_columns
 from tests.unit.attention.test_packed_torch import CALLS
-
-
-def plan(attention: TritonAttention, forward: Forward, rows: int) -> None:
-    """Give `attention` the inputs of a forward, padded to so many rows."""
-    layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
-    buffer, slots = layout.pack(forward, attention.rows_per_tile)
-    *_, attention.inputs = layout.views(
-        torch.from_numpy(buffer).to(DEVICE),
-        torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
-    )
 
 
 @pytest.mark.parametrize("budget", [1_000, 37])
@@ -65,7 +55,7 @@ def test_attention_equals_the_dense_mask(
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
-        plan(attention, forward, rows)
+        prepare(attention, forward, rows, pad_scored(forward.scored_rows))
         qkv = random(rows, heads + 2 * kv_heads, head_dim, seed=rows)
         qkv[len(forward.input_ids) :] = float("nan")
         pool = random((reserve + 4) * PAGE, 2, kv_heads, head_dim)
@@ -104,7 +94,7 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
         return attend_once(forward, attention)
 
     def attend_once(forward: Forward, attention: TritonAttention) -> torch.Tensor:
-        plan(attention, forward, len(forward.input_ids))
+        prepare(attention, forward)
         qkv = heads_of[forward.input_ids, forward.positions]
         written = forward.slot_mapping >= 0
         keys, values = qkv[written, heads:].split(kv_heads, dim=1)
@@ -146,7 +136,7 @@ SHORT = [1, 2, 3, 5, 8, 13, 16, 17, 31, 33]
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
-    dtype: torch.dtype, window: int | None, fixed_sums: None, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, window: int | None, fixed_sums: None
 ) -> None:
     """Items of any length, in tiles with others before and behind them, cut by tiles or not: as alone."""
     heads, kv_heads, head_dim = (4, 2, 16) if DEVICE == "cpu" else (16, 8, 128)
@@ -156,11 +146,13 @@ def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
     qkv = random(query + sum(items), heads + 2 * kv_heads, head_dim).to(dtype)
     pool = torch.zeros(PAGE, 2, kv_heads, head_dim, device=DEVICE, dtype=dtype)
 
-    def attend(rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    def attend(rows: torch.Tensor, lengths: list[int], squeezed: bool = False) -> torch.Tensor:
         """What the items attend to in one call, whose query and items have these rows."""
         prompt = random_tokens(np.random.default_rng(0), query, lengths, 100).prompt()
         (forward,) = pack([prompt], 30_000, PrefixCache(1, 0, caching=False)).forwards
-        plan(attention, forward, len(rows))
+        inputs = prepare(attention, forward)
+        if squeezed:
+            squeeze_columns(inputs, describe(forward, attention.rows_per_tile).tiles)
         return attention.attend(0, rows.flatten(1).contiguous(), pool)[query:]
 
     def alone() -> torch.Tensor:
@@ -177,8 +169,7 @@ def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
     torch.testing.assert_close(attend(qkv, items), one_by_one, atol=0, rtol=0)
 
     # Control: keys of several items behind one another, where slots should be.
-    monkeypatch.setattr(own_keys, "_widths", lambda most: np.append(np.arange(most + 1), 0))
-    unaligned = attend(qkv, items)
+    unaligned = attend(qkv, items, squeezed=True)
     assert not torch.equal(unaligned, one_by_one)
     # Results are up to 4, rounded to a last bit of the dtype; of float32 sums see above.
     close = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
@@ -213,11 +204,7 @@ def test_nothing_before_a_window_is_read(window: int, by_kernel: bool) -> None:
     qkv = random(rows, heads + 2 * kv_heads, head_dim)
     if by_kernel:
         attention: Any = TritonAttention(shape, torch.float32, 3, windowed={1})
-        layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
-        buffer, slots = layout.pack(forward, attention.rows_per_tile)
-        *_, inputs = layout.views(*(torch.from_numpy(each).to(DEVICE) for each in (buffer, slots)))
-        of_windows = torch.from_numpy(window_slots(forward)).to(DEVICE)
-        attention.inputs = replace(inputs, window_slots=of_windows)
+        prepare(attention, forward)
     else:
         attention = TorchAttention(shape, windowed={1})
         attention.plan(forward)

@@ -7,8 +7,9 @@ import torch
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
-from hiscore.attention.own_keys import FIELDS
-from hiscore.prefill.input_layout import ALIGN, MAX_TAIL_ROWS, InputLayout, pad_scored
+from hiscore.attention.packed_triton import TileTables
+from hiscore.attention.tile_inputs import ALL_SCORED, GROUP_FIELDS, HEADER
+from hiscore.prefill.input_layout import MAX_TAIL_ROWS, InputLayout, pad_scored
 from hiscore.prefill.row_counts import (
     MIN_ROWS,
     SHORT_ROWS,
@@ -87,32 +88,29 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
         scored_items=np.array([0], np.int64),
         angles=np.array([0, 1, 2, 103, 104], np.int32),
     )
-    layout = InputLayout(rows=8, tiles=3)
+    layout = InputLayout(rows=8)
     buffer, slots = layout.pack(forward, rows_per_tile=2)
     assert slots.tolist() == [40, 41]
-    # Two columns for each tile but the last one: its segment has more keys than that has rows.
-    assert len(buffer) == 5 * 8 + ALIGN + 3 * FIELDS + 2 + 2 <= layout.size - MAX_TAIL_ROWS
+    assert len(buffer) == 4 * 8 + HEADER + 2 * GROUP_FIELDS + 3 <= layout.size - MAX_TAIL_ROWS
+    tables = TileTables(8, 9, torch.device("cpu"))
     ids, positions, angles, slot_mapping, inputs = layout.views(
-        torch.from_numpy(buffer), torch.from_numpy(slots)
+        torch.from_numpy(buffer), torch.from_numpy(slots), tables
     )
     assert ids.tolist() == [11, 12, 13, 14, 15, 0, 0, 0]
     assert angles.tolist() == [0, 1, 2, 103, 104, 0, 0, 0]
     assert positions.tolist() == inputs.positions.tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
     assert slot_mapping.tolist() == [7, NO_SLOT, 9, NO_SLOT, 3, NO_SLOT, NO_SLOT, NO_SLOT]
-    assert inputs.segment_starts.tolist() == [0, 0, 2, 2, 2, 0, 0, 0]
-    assert inputs.tile_count.tolist() == [3, 1]
-    assert inputs.tiles[: 3 * FIELDS].view(-1, FIELDS)[:, :2].tolist() == [[4, 5], [0, 2], [2, 4]]
-    # What is not used of a layout for more tiles is left out of the copy.
-    assert len(InputLayout(rows=8, tiles=9).pack(forward, 2)[0]) == len(buffer)
+    assert inputs.tables is tables
+    groups = [[0, 0, 2, 0, 0, 0, 0, 0], [1, 2, 5, 0, 2, 0, 2, 0]]
+    # Three tiles, two groups, two segments, and a row to read that is not listed.
+    described = [3, 2, 2, ALL_SCORED, *groups[0], *groups[1], 0, 2, 5]
+    assert inputs.described.tolist() == described
     # Rows to read come behind all that.
     read = np.array([4, 0], np.int32)
-    assert layout.pack(forward, 2, read)[0].tolist() == [*buffer.tolist(), 4, 0]
+    described[3] = 2
+    assert layout.pack(forward, 2, read)[0].tolist() == [*buffer[: 4 * 8].tolist(), *described, 4, 0]
+    # Where none is read, none is listed, either.
+    unread = forward._replace(scored_rows=np.empty(0, np.int64))
+    assert layout.pack(unread, 2)[0][4 * 8 + 3] == 0
     buffer[5:8] = forward.input_ids[0]
-    assert layout.pack_rows(forward, read).tolist() == [*without_starts(buffer[: 5 * 8]), 4, 0]
-
-
-def without_starts(rows: np.ndarray) -> list[int]:
-    """Without the begins of segments, which only our own attention reads."""
-    fields = rows.reshape(5, 8).copy()
-    fields[3] = 0
-    return fields.ravel().tolist()
+    assert layout.pack_rows(forward, read).tolist() == [*buffer[: 4 * 8].tolist(), 4, 0]
