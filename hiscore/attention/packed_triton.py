@@ -9,16 +9,16 @@ import triton
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.tile_inputs import BLOCK, GROUP_FIELDS, HEADER, TILE_FIELDS, most_columns
-from hiscore.kernels.attention_tiles import MOST_SEGMENTS, attention_tiles
+from hiscore.attention.tile_inputs import BLOCK, GROUP_FIELDS, HEADER, NO_KEY, TILE_FIELDS, most_columns
+from hiscore.kernels.attention_tiles import attention_tiles
 from hiscore.kernels.dot_size import dot_size
 from hiscore.kernels.packed_attention import packed_attention
 
 REGISTERS = 65_536
 """Of a multiprocessor. Threads get multiples of 8."""
 WARP = 32
-WARPS_OF_TILES, MIN_LANES = 2, 16
-"""Of a program that makes tiles."""
+MIN_PADDED_ROWS = 16
+"""Of a program that makes tiles, which has a warp for so many."""
 SCORED_BLOCK = 128
 """Scored rows that it compares at once."""
 
@@ -71,7 +71,7 @@ class TileInputs:
     positions: Tensor
     """[T]"""
     described: Tensor
-    """A `tile_inputs.Description`."""
+    """As `tile_inputs.Description.write` lays it out."""
     context_slots: Tensor
     """[N]"""
     tables: TileTables
@@ -102,15 +102,18 @@ class TritonAttention:
         return self._launch.m // (self._shape.heads // self._shape.kv_heads)
 
     def cut_into_tiles(self) -> None:
-        """Before the first layer."""
+        """Fill the tables of `inputs`: to be launched before the first layer."""
         inputs = self.inputs
         assert inputs is not None
         tables, rows = inputs.tables, self.rows_per_tile
+        padded = max(MIN_PADDED_ROWS, triton.next_power_of_2(rows))
+        most_segments = len(tables.segment_starts)
         attention_tiles[(self._programs,)](
             inputs.described, tables.segment_starts, tables.tiles, tables.scored_tiles, tables.columns,
             HEADER=HEADER, GROUP_FIELDS=GROUP_FIELDS, TILE_FIELDS=TILE_FIELDS,
-            TILE_ROWS=rows, PADDED_ROWS=max(MIN_LANES, triton.next_power_of_2(rows)), BLOCK=BLOCK,
-            FIRST_STEP=MOST_SEGMENTS // 2, SCORED_BLOCK=SCORED_BLOCK, num_warps=WARPS_OF_TILES,
+            TILE_ROWS=rows, PADDED_ROWS=padded, BLOCK=BLOCK, NO_KEY=NO_KEY,
+            FIRST_STEP=triton.next_power_of_2(most_segments) // 2, SCORED_BLOCK=SCORED_BLOCK,
+            num_warps=padded // MIN_PADDED_ROWS,
         )  # fmt: skip
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
@@ -124,7 +127,7 @@ class TritonAttention:
         slots = inputs.window_slots if layer in self._windowed else inputs.context_slots
         packed_attention[(self._programs,)](
             qkv, pool, out, inputs.positions, tables.segment_starts, tiles, tables.columns,
-            inputs.described, slots, qkv if sinks is None else sinks[layer],
+            inputs.described[:1], slots, qkv if sinks is None else sinks[layer],
             shape.scale, shape.soft_cap or 0.0, pool.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=dot_size(shape.head_dim),

@@ -8,7 +8,7 @@ from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import Forward
 
 HEADER = 4
-"""How many tiles, groups, segments and scored rows there are."""
+"""How many tiles, groups, segments and scored rows there are. The first is read by attention, too."""
 ALL_SCORED = -1
 """For the number of scored rows, in place of the rows: any tile may hold one."""
 GROUP_FIELDS = 8
@@ -96,5 +96,5 @@ def most_described(rows: int) -> int:
 
 
 def most_columns(rows: int) -> int:
-    """An upper bound on the columns of the tiles of so many rows."""
+    """Room for the columns of the tiles of so many rows: see `columns_begin` in `kernels.attention_tiles`."""
     return 4 * rows

@@ -1,7 +1,7 @@
 """Cuts packed rows into tiles for attention in both directions; NumPy only.
 
-A tile is a run of consecutive rows of any segments. For attention with a context a device does it
-(`kernels.attention_tiles`).
+A tile is a run of consecutive rows of any segments. For attention with a context the device does
+this (`kernels.attention_tiles`).
 """
 
 from typing import NamedTuple
@@ -11,8 +11,8 @@ import numpy as np
 from hiscore.arrays import Int32
 from hiscore.attention.metadata import Forward
 
-TILE_FIELDS = 2
-"""Begin and end of the tile's rows."""
+EDGES = 2
+"""Of a tile: begin and end of its rows."""
 
 
 class Tiles(NamedTuple):
@@ -21,7 +21,7 @@ class Tiles(NamedTuple):
     segment_edges: Int32
     """[segments + 1]: where each segment begins, and the last one ends."""
     tiles: Int32
-    """[tiles, TILE_FIELDS]: those that hold a row that is read come first."""
+    """[tiles, EDGES]: those that hold a row that is read come first."""
     scored: int
     """How many these are: all that the last layer computes."""
 

@@ -15,9 +15,6 @@ the tile's other segments, or on whether the block is its segment's alone.
 import triton
 import triton.language as tl
 
-MOST_SEGMENTS = 2**20
-"""Of one forward."""
-
 
 @triton.jit
 def attention_tiles(
@@ -32,6 +29,7 @@ def attention_tiles(
     TILE_ROWS: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    NO_KEY: tl.constexpr,
     FIRST_STEP: tl.constexpr,
     SCORED_BLOCK: tl.constexpr,
 ):
@@ -42,12 +40,13 @@ def attention_tiles(
         segment_starts: Out: int32 [T]: the first row of each row's segment.
         tiles: Out: int32 [tiles, TILE_FIELDS], see `attention.tile_inputs`.
         scored_tiles: Out: the same for the last layer: those without a scored row have no rows.
-        columns: Out: int32 [4 T]: rows whose keys tiles read, or -1.
+        columns: Out: int32 [4 T]: rows whose keys tiles read, or NO_KEY.
         TILE_ROWS: Of a tile, at most.
-        PADDED_ROWS: The next power of two.
+        PADDED_ROWS: A power of two, at least as many.
         BLOCK: Keys that attention adds up at once: the widest slot. More keys take whole blocks.
         FIRST_STEP: A power of two, at least half of the segments.
     """
+    tl.static_assert(BLOCK == 32)
     count, groups = tl.load(described), tl.load(described + 1)
     segments, scored_count = tl.load(described + 2), tl.load(described + 3)
     edges = described + HEADER + GROUP_FIELDS * groups
@@ -95,14 +94,15 @@ def attention_tiles(
         used = tl.sum(slot, axis=0)
         lead_begin = tl.sum(tl.where(n == 0, first_key, 0), axis=0)
         lead_end = tl.sum(tl.where(n == 0, key_end, 0), axis=0)
-        # A slot of n keys has fewer than 2 n columns. Where a segment began in an earlier tile they may be more
-        # than 4 for each row of this one, but then the tile before it is full, and has left half of its own.
+        # A tile has 4 columns for each of its rows. A slot of n keys has fewer than 2 n, so its own rows need the
+        # first half of them. A segment that began in an earlier tile may need 2 TILE_ROWS more: the second half of
+        # the tile before, which is full.
         columns_begin = 4 * begin - tl.where(lead_begin < begin, 2 * TILE_ROWS, 0)
         k = tl.arange(0, PADDED_ROWS)
         key = first_key[:, None] + k[None, :]
         tl.store(
             columns + columns_begin + place[:, None] + k[None, :],
-            tl.where(key < key_end[:, None], key, -1),
+            tl.where(key < key_end[:, None], key, NO_KEY),
             mask=k[None, :] < slot[:, None],
         )
 

@@ -87,12 +87,18 @@ def scorer(
     windows, cap = ((4_096, None), 50.0) if sandwich else ((None, None), None)
     sinks = (torch.zeros(heads),) * 2 if with_sinks else None
     shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, cap, windows, sinks)
+    attention = in_tiles(shape, dtype)
+    for index in range(len(windows)):
+        attention.attend(index, qkv, pool)
+
+
+def in_tiles(shape: AttentionShape, dtype: torch.dtype) -> TritonAttention:
+    """Attention over a forward that is cut into tiles."""
     attention = TritonAttention(shape, dtype, multiprocessors=132)
     tables = TileTables(ROWS, ROWS, torch.device("cpu"))
     attention.inputs = TileInputs(ints(ROWS), ints(6), ints(64), tables)
     attention.cut_into_tiles()
-    for index in range(len(windows)):
-        attention.attend(index, qkv, pool)
+    return attention
 
 
 def encoder(dtype: torch.dtype, reach: int | None, disentangled: bool) -> None:
@@ -326,6 +332,7 @@ def launch_everything() -> None:
             scorer(QWEN3, float32, normed=True)
             scorer(GPT_OSS, bfloat16, with_sinks=True)
             scorer(GEMMA2, bfloat16, sandwich=True)
+            in_tiles(AttentionShape(32, 32, 128, 0.1, None, (None,)), bfloat16)  # the most rows a tile
             designs(QWEN3, bfloat16)
             designs(QWEN3, float32)
             decode(GROUPED, bfloat16, heads=16)

@@ -5,7 +5,7 @@ import pytest
 
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
 from hiscore.attention.tile_inputs import max_tiles
-from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles
+from hiscore.attention.tiles import EDGES, cut_into_tiles
 
 
 def forward_of(lengths: list[int], scored: list[int]) -> Forward:
@@ -25,7 +25,7 @@ def forward_of(lengths: list[int], scored: list[int]) -> Forward:
 
 def test_tiles_name_their_rows_those_with_a_row_to_read_first() -> None:
     found = cut_into_tiles(forward_of([5, 3, 4, 2], [5, 8, 12]), 4)
-    assert TILE_FIELDS == found.tiles.shape[1] == 2
+    assert EDGES == found.tiles.shape[1] == 2
     assert found.tiles.tolist() == [[4, 8], [8, 12], [12, 14], [0, 4]]
     assert found.scored == 3
     assert found.segment_starts.tolist() == [0] * 5 + [5] * 3 + [8] * 4 + [12] * 2

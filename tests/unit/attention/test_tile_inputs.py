@@ -1,0 +1,74 @@
+"""What a device is told of a forward that it cuts into tiles."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.attention.tile_inputs import (
+    ALL_SCORED,
+    GROUP_FIELDS,
+    HEADER,
+    describe,
+    max_tiles,
+    most_described,
+)
+
+
+def forward_of(lengths: list[int], groups: list[Group], scored: list[int]) -> Forward:
+    """A forward of segments of these lengths."""
+    edges = np.cumsum([0, *lengths], dtype=np.int32)
+    rows = int(edges[-1])
+    return Forward(
+        input_ids=np.zeros(rows, np.int32),
+        positions=np.arange(rows, dtype=np.int32),
+        cu_seqlens=edges,
+        groups=tuple(groups),
+        slot_mapping=np.full(rows, NO_SLOT, np.int64),
+        scored_rows=np.array(scored, np.int64),
+        scored_items=np.arange(len(scored), dtype=np.int64),
+    )
+
+
+def slots(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def test_groups_are_described_with_their_first_tiles_and_contexts() -> None:
+    """A query of 5 rows, then items of 3 and 4 that see it; the last 2 rows of an item that began earlier."""
+    groups = [
+        Group(0, 5, slots(), slice(0, 0)),
+        Group(5, 12, slots(70, 71, 72), slice(0, 5)),
+        Group(12, 14, slots(90), slice(0, 0), slots(33)),
+    ]
+    found = describe(forward_of([5, 3, 4, 2], groups, [13, 7, 11]), 4)
+    assert found.tiles == 2 + 2 + 1
+    assert found.context_slots.tolist() == [70, 71, 72, 90, 33]
+    # First tile; rows, slots and rows of the context; own slots.
+    table = [[0, 0, 5, 0, 0, 0, 0, 0], [2, 5, 12, 0, 3, 0, 5, 0], [4, 12, 14, 3, 5, 0, 0, 1]]
+    into = np.zeros(found.size + 3, np.int32)
+    found.write(into, np.array([13, 7, 11], np.int32))
+    assert into.tolist() == [5, 3, 4, 3, *table[0], *table[1], *table[2], 0, 5, 8, 12, 14, 13, 7, 11]
+    assert len(into) == HEADER + 3 * GROUP_FIELDS + 5 + 3
+    found.write(into[:-3], np.empty(0, np.int32))
+    assert into[3] == ALL_SCORED
+    assert {found.groups.dtype, found.edges.dtype, found.context_slots.dtype} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize("rows_per_tile", [1, 2, 3, 64])
+def test_no_rows_in_any_groups_take_more_than_the_bounds(rows_per_tile: int) -> None:
+    rng = np.random.default_rng(rows_per_tile)
+    for _ in range(50):
+        lengths = rng.integers(1, 9, rng.integers(1, 6)).tolist()
+        edges = np.cumsum([0, *lengths]).tolist()
+        groups = [Group(a, b, slots(), slice(0, 0)) for a, b in pairwise(edges)]
+        found = describe(forward_of(lengths, groups, [0]), rows_per_tile)
+        assert found.tiles == sum(-(-n // rows_per_tile) for n in lengths)
+        assert found.tiles <= max_tiles(edges[-1], len(groups), rows_per_tile)
+        assert found.size <= most_described(edges[-1])
+    # They are reached: by a group of one row and one of whole tiles and a row, and by rows that are groups.
+    one_more = [Group(0, 1, slots(), slice(0, 0)), Group(1, 6, slots(), slice(0, 0))]
+    assert describe(forward_of([1, 5], one_more, [0]), 4).tiles == max_tiles(6, 2, 4) == 3
+    single = [Group(row, row + 1, slots(), slice(0, 0)) for row in range(6)]
+    assert describe(forward_of([1] * 6, single, [0]), 4).size == most_described(6)
