@@ -165,7 +165,9 @@ def test_control_with_the_same_inputs_for_all_a_forward_is_overwritten(
     large, *between = [[call] for call in CALLS]
     expected = alone(scorer, [], large)
     scorer._prefix_cache.clear()
-    with pytest.raises(RuntimeError if guarded else AssertionError):
+    # Where the layout of the other forward differs, what is taken for a position may be in no table.
+    overwritten = (AssertionError, IndexError)
+    with pytest.raises(RuntimeError if guarded else overwritten):
         check(in_turns(scorer, large, between)[0], expected, exact=False)
 
 
