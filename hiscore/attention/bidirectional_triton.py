@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hiscore.attention import tiles
 from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
 from hiscore.attention.packed_triton import Launch
 from hiscore.kernels.bidirectional_attention import bidirectional_attention
@@ -28,7 +27,7 @@ class SegmentInputs:
     segment_ends: Tensor
     """[T]"""
     tiles: Tensor
-    """[tiles EDGES]"""
+    """[tiles 2]"""
     tile_count: Tensor
     """[2]: all tiles, and those that hold a row that is read, which come first."""
 
@@ -68,7 +67,7 @@ class TritonBidirectionalAttention:
             PADDED_DIM=dot_size(shape.head_dim),
             REACH=-1 if reach is None else reach, C2P=of_rows is not None, P2C=of_columns is not None,
             POSITIONS=tables[0].shape[1] if tables else 0,
-            M=launch.m, N=launch.n, TILE_FIELDS=tiles.EDGES, PRECISION=self._precision,
+            M=launch.m, N=launch.n, PRECISION=self._precision,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
         return out

@@ -9,7 +9,15 @@ import triton
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.tile_inputs import BLOCK, GROUP_FIELDS, HEADER, NO_KEY, TILE_FIELDS, most_columns
+from hiscore.attention.tile_inputs import (
+    BLOCK,
+    GROUP_FIELDS,
+    HEADER,
+    NO_KEY,
+    TILE_FIELDS,
+    max_tiles,
+    most_columns,
+)
 from hiscore.kernels.attention_tiles import attention_tiles
 from hiscore.kernels.dot_size import dot_size
 from hiscore.kernels.packed_attention import packed_attention
@@ -18,7 +26,7 @@ REGISTERS = 65_536
 """Of a multiprocessor. Threads get multiples of 8."""
 WARP = 32
 MIN_PADDED_ROWS = 16
-"""Of a program that makes tiles, which has a warp for so many."""
+"""Rows that a program of `attention_tiles` is compiled for, at least. It has a warp for so many."""
 SCORED_BLOCK = 128
 """Scored rows that it compares at once."""
 
@@ -55,8 +63,10 @@ def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
 class TileTables:
     """What the device makes of a description; all int32, one forward at a time."""
 
-    def __init__(self, rows: int, tiles: int, device: torch.device) -> None:
-        """Allocate them for forwards of so many rows and tiles at most."""
+    def __init__(self, rows: int, rows_per_tile: int, device: torch.device) -> None:
+        """Allocate them for forwards of so many rows at most."""
+        # Every group has at least one row, so there are at most as many groups as rows.
+        tiles = max_tiles(rows, rows, rows_per_tile)
         make = partial(torch.empty, dtype=torch.int32, device=device)
         self.segment_starts = make(rows)
         self.tiles = make((tiles, TILE_FIELDS))

@@ -11,9 +11,6 @@ import numpy as np
 from hiscore.arrays import Int32
 from hiscore.attention.metadata import Forward
 
-EDGES = 2
-"""Of a tile: begin and end of its rows."""
-
 
 class Tiles(NamedTuple):
     """The attention kernel's inputs other than the rows; all int32."""
@@ -21,7 +18,7 @@ class Tiles(NamedTuple):
     segment_edges: Int32
     """[segments + 1]: where each segment begins, and the last one ends."""
     tiles: Int32
-    """[tiles, EDGES]: those that hold a row that is read come first."""
+    """[tiles, 2]: begin and end of the rows of each; those that hold a row that is read come first."""
     scored: int
     """How many these are: all that the last layer computes."""
 

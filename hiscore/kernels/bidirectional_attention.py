@@ -35,7 +35,6 @@ def bidirectional_attention(
     POSITIONS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
-    TILE_FIELDS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Attend for all tiles. Grid: any.
@@ -44,7 +43,7 @@ def bidirectional_attention(
         qkv: [rows, 3 heads head_dim].
         out: [rows, heads head_dim], written.
         segment_starts, segment_ends: int32 [rows].
-        tiles: int32 [tiles, TILE_FIELDS], see `attention.tiles`.
+        tiles: int32 [tiles, 2], see `attention.tiles`.
         tile_count: int32 [1]: how many of them to compute.
         content_to_position, position_to_content: [heads, rows, POSITIONS].
         relative_rows: int32 [2 farthest + 1]: the relative position of each distance from query to key.
@@ -59,7 +58,7 @@ def bidirectional_attention(
     count = tl.load(tile_count)
     for work in range(tl.program_id(0), count * HEADS, tl.num_programs(0)):
         head = work % HEADS
-        tile = tiles + (work // HEADS) * TILE_FIELDS
+        tile = tiles + (work // HEADS) * 2
         first, last = tl.load(tile), tl.load(tile + 1)
         row = first + m
         valid = row < last

@@ -17,7 +17,7 @@ from hiscore.arrays import Int32
 from hiscore.attention.bidirectional_triton import SegmentInputs, TritonBidirectionalAttention
 from hiscore.attention.metadata import Forward
 from hiscore.attention.tile_inputs import max_tiles
-from hiscore.attention.tiles import EDGES, cut_into_tiles
+from hiscore.attention.tiles import cut_into_tiles
 from hiscore.device import OnDevice, Uploads
 from hiscore.graph_capture import GraphCapture
 from hiscore.models.encoders.encoder import Encoder, EncoderInputs
@@ -58,7 +58,7 @@ class EncoderLayout:
     @property
     def size(self) -> int:
         """Of the whole buffer."""
-        return ROW_FIELDS * self.rows + ALIGN + self.tiles * EDGES
+        return ROW_FIELDS * self.rows + ALIGN + self.tiles * 2
 
     def views(self, buffer: Tensor) -> tuple[EncoderInputs, SegmentInputs]:
         """The inputs of the encoder and of its attention, as views of `buffer`."""

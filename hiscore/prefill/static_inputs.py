@@ -7,7 +7,6 @@ import torch
 
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT
 from hiscore.attention.packed_triton import TileTables
-from hiscore.attention.tile_inputs import max_tiles
 from hiscore.device import PinnedArray
 from hiscore.prefill.input_layout import ROW_FIELDS, InputLayout
 
@@ -28,8 +27,7 @@ class StaticInputs:
             device: Where.
         """
         self.buffer = torch.zeros(largest.size, dtype=torch.int32, device=device)
-        # Every group has at least one row, so there are at most as many groups as rows.
-        self.tables = TileTables(largest.rows, max_tiles(largest.rows, largest.rows, rows_per_tile), device)
+        self.tables = TileTables(largest.rows, rows_per_tile, device)
         self.context_slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=device)
         self.window_slots = torch.zeros_like(self.context_slots) if windowed else None
         self.first_row = first_row

@@ -13,7 +13,6 @@ from hiscore.attention import packed_triton
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_triton import Launch, TileTables, TritonAttention
-from hiscore.attention.tile_inputs import max_tiles
 from hiscore.prefill.input_layout import InputLayout
 from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
@@ -57,10 +56,10 @@ def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, to
         SHAPE, torch.bfloat16, torch.cuda.get_device_properties(0).multi_processor_count
     )
     rows = len(forward.input_ids)
-    layout, device = InputLayout(rows), torch.device("cuda")
+    layout = InputLayout(rows)
     buffer, slots = layout.pack(forward, attention.rows_per_tile)
     device_slots = torch.from_numpy(np.append(slots, 0).astype(np.int32)).cuda()
-    tables = TileTables(rows, max_tiles(rows, rows, attention.rows_per_tile), device)
+    tables = TileTables(rows, attention.rows_per_tile, torch.device("cuda"))
     *_, attention.inputs = layout.views(torch.from_numpy(buffer).cuda(), device_slots, tables)
     attention.cut_into_tiles()
     pool = torch.zeros(PAGE, 2, 8, 128, dtype=torch.bfloat16, device="cuda")

@@ -95,7 +95,7 @@ def scorer(
 def in_tiles(shape: AttentionShape, dtype: torch.dtype) -> TritonAttention:
     """Attention over a forward that is cut into tiles."""
     attention = TritonAttention(shape, dtype, multiprocessors=132)
-    tables = TileTables(ROWS, ROWS, torch.device("cpu"))
+    tables = TileTables(ROWS, attention.rows_per_tile, torch.device("cpu"))
     attention.inputs = TileInputs(ints(ROWS), ints(6), ints(64), tables)
     attention.cut_into_tiles()
     return attention

@@ -8,7 +8,7 @@ import torch
 from hiscore.arrays import Int32
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_triton import TileInputs, TileTables, TritonAttention
-from hiscore.attention.tile_inputs import max_tiles, window_slots
+from hiscore.attention.tile_inputs import window_slots
 from hiscore.prefill.input_layout import NO_ROWS, InputLayout
 from tests.support.layers import DEVICE
 
@@ -20,8 +20,8 @@ def prepare(
     rows = rows or len(forward.input_ids)
     buffer, slots = InputLayout(rows).pack(forward, attention.rows_per_tile, scored)
     device = torch.device(DEVICE)
-    # Not a number anywhere that it writes: what is read must have been written.
-    tables = TileTables(rows, max_tiles(rows, rows, attention.rows_per_tile), device)
+    # No row of any forward: what is read without having been written shows.
+    tables = TileTables(rows, attention.rows_per_tile, device)
     for table in vars(tables).values():
         table.fill_(2**30)
     *_, inputs = InputLayout(rows).views(

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.attention.metadata import Group
 from hiscore.attention.tile_inputs import (
     ALL_SCORED,
     GROUP_FIELDS,
@@ -14,21 +14,7 @@ from hiscore.attention.tile_inputs import (
     max_tiles,
     most_described,
 )
-
-
-def forward_of(lengths: list[int], groups: list[Group], scored: list[int]) -> Forward:
-    """A forward of segments of these lengths."""
-    edges = np.cumsum([0, *lengths], dtype=np.int32)
-    rows = int(edges[-1])
-    return Forward(
-        input_ids=np.zeros(rows, np.int32),
-        positions=np.arange(rows, dtype=np.int32),
-        cu_seqlens=edges,
-        groups=tuple(groups),
-        slot_mapping=np.full(rows, NO_SLOT, np.int64),
-        scored_rows=np.array(scored, np.int64),
-        scored_items=np.arange(len(scored), dtype=np.int64),
-    )
+from tests.support.forwards import forward_of
 
 
 def slots(*values: int) -> np.ndarray:
@@ -42,7 +28,7 @@ def test_groups_are_described_with_their_first_tiles_and_contexts() -> None:
         Group(5, 12, slots(70, 71, 72), slice(0, 5)),
         Group(12, 14, slots(90), slice(0, 0), slots(33)),
     ]
-    found = describe(forward_of([5, 3, 4, 2], groups, [13, 7, 11]), 4)
+    found = describe(forward_of([5, 3, 4, 2], [13, 7, 11], groups), 4)
     assert found.tiles == 2 + 2 + 1
     assert found.context_slots.tolist() == [70, 71, 72, 90, 33]
     # First tile; rows, slots and rows of the context; own slots.
@@ -63,12 +49,12 @@ def test_no_rows_in_any_groups_take_more_than_the_bounds(rows_per_tile: int) -> 
         lengths = rng.integers(1, 9, rng.integers(1, 6)).tolist()
         edges = np.cumsum([0, *lengths]).tolist()
         groups = [Group(a, b, slots(), slice(0, 0)) for a, b in pairwise(edges)]
-        found = describe(forward_of(lengths, groups, [0]), rows_per_tile)
+        found = describe(forward_of(lengths, [0], groups), rows_per_tile)
         assert found.tiles == sum(-(-n // rows_per_tile) for n in lengths)
         assert found.tiles <= max_tiles(edges[-1], len(groups), rows_per_tile)
         assert found.size <= most_described(edges[-1])
     # They are reached: by a group of one row and one of whole tiles and a row, and by rows that are groups.
     one_more = [Group(0, 1, slots(), slice(0, 0)), Group(1, 6, slots(), slice(0, 0))]
-    assert describe(forward_of([1, 5], one_more, [0]), 4).tiles == max_tiles(6, 2, 4) == 3
+    assert describe(forward_of([1, 5], [0], one_more), 4).tiles == max_tiles(6, 2, 4) == 3
     single = [Group(row, row + 1, slots(), slice(0, 0)) for row in range(6)]
-    assert describe(forward_of([1] * 6, single, [0]), 4).size == most_described(6)
+    assert describe(forward_of([1] * 6, [0], single), 4).size == most_described(6)

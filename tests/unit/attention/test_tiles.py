@@ -3,29 +3,14 @@
 import numpy as np
 import pytest
 
-from hiscore.attention.metadata import NO_SLOT, Forward, Group
 from hiscore.attention.tile_inputs import max_tiles
-from hiscore.attention.tiles import EDGES, cut_into_tiles
-
-
-def forward_of(lengths: list[int], scored: list[int]) -> Forward:
-    """A forward of segments of these lengths."""
-    edges = np.cumsum([0, *lengths], dtype=np.int32)
-    rows = int(edges[-1])
-    return Forward(
-        input_ids=np.zeros(rows, np.int32),
-        positions=np.arange(rows, dtype=np.int32),
-        cu_seqlens=edges,
-        groups=(Group(0, rows, np.empty(0, np.int64), slice(0, 0)),),
-        slot_mapping=np.full(rows, NO_SLOT, np.int64),
-        scored_rows=np.array(scored, np.int64),
-        scored_items=np.arange(len(scored), dtype=np.int64),
-    )
+from hiscore.attention.tiles import cut_into_tiles
+from tests.support.forwards import forward_of
 
 
 def test_tiles_name_their_rows_those_with_a_row_to_read_first() -> None:
     found = cut_into_tiles(forward_of([5, 3, 4, 2], [5, 8, 12]), 4)
-    assert EDGES == found.tiles.shape[1] == 2
+    assert found.tiles.shape[1] == 2
     assert found.tiles.tolist() == [[4, 8], [8, 12], [12, 14], [0, 4]]
     assert found.scored == 3
     assert found.segment_starts.tolist() == [0] * 5 + [5] * 3 + [8] * 4 + [12] * 2

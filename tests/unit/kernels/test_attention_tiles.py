@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.attention.metadata import Forward, Group
 from hiscore.attention.packed_triton import SCORED_BLOCK, TritonAttention
 from hiscore.attention.tile_inputs import BLOCK, NO_KEY, TILE_FIELDS, describe, max_tiles, most_columns
 from hiscore.prefill.input_layout import MAX_TAIL_ROWS, NO_ROWS, pad_scored
 from hiscore.scoring.packing import pack, pool_reserve
 from hiscore.scoring.prefix_cache import PrefixCache
+from tests.support.forwards import forward_of
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiles import prepare
 
@@ -24,7 +25,7 @@ Tile = tuple[range, list[int], range, list[int]]
 """Its rows, its context, the keys of a long segment, the columns of the others."""
 
 
-def forward_of(calls: list[tuple[int, list[int]]]) -> Forward:
+def packed(calls: list[tuple[int, list[int]]]) -> Forward:
     """One forward of calls of such queries and items."""
     rng = np.random.default_rng(0)
     prompts = [random_tokens(rng, query, items, 100).prompt() for query, items in calls]
@@ -73,7 +74,7 @@ def test_a_tile_reads_each_key_that_its_rows_see_once_and_no_other(rows_per_tile
     for _ in range(2):
         calls = [(int(rng.integers(0, 80)), rng.integers(1, 70, 12).tolist()) for _ in range(3)]
         calls.append((int(rng.integers(1, 40)), rng.integers(1, 6, 30).tolist()))
-        forward = forward_of(calls[-2:] if rows_per_tile == 1 else calls)
+        forward = packed(calls[-2:] if rows_per_tile == 1 else calls)
         edges = forward.cu_seqlens.tolist()
         start_of = np.repeat(edges[:-1], np.diff(edges))
         tiles, _ = cut(forward, rows_per_tile)
@@ -104,7 +105,7 @@ def test_a_tile_reads_each_key_that_its_rows_see_once_and_no_other(rows_per_tile
     ],
 )
 def test_short_items_share_blocks(call: tuple[int, list[int]], blocks: int) -> None:
-    tiles, _ = cut(forward_of([call]), 32)
+    tiles, _ = cut(packed([call]), 32)
     assert max(-(-len(columns) // BLOCK) for *_, columns in tiles) == blocks
     # The query's first rows are a tile's only segment: keys behind one another, as in a forward without items.
     assert tiles[0][0] == range(32)
@@ -163,18 +164,14 @@ def test_the_tiles_are_what_the_rule_says(
 
 
 def test_rows_to_read_that_are_too_many_to_be_listed_are_in_every_tile() -> None:
-    forward = forward_of([(9, [1] * (MAX_TAIL_ROWS + 1))])
+    forward = packed([(9, [1] * (MAX_TAIL_ROWS + 1))])
     tiles, last_layer = cut(forward, 32)
     assert tiles == last_layer == tiles_by_rule(forward, 32)
 
 
 @pytest.mark.parametrize("rows", [[0], [3], [4], [3, 4], [7], [8]])
 def test_a_scored_row_marks_only_the_tile_that_it_is_in(rows: list[int]) -> None:
-    none = np.empty(0, np.int64)
-    forward = Forward(
-        np.zeros(9, np.int32), np.arange(9, dtype=np.int32), np.array([0, 9], np.int32),
-        (Group(0, 9, none, slice(0, 0)),), np.full(9, NO_SLOT, np.int64), np.array(rows), np.arange(len(rows)),
-    )  # fmt: skip
+    forward = forward_of([9], rows)
     tiles, last_layer = cut(forward, 4, np.array(rows, np.int32))
     assert [bool(tile[0]) for tile in last_layer] == [not set(rows).isdisjoint(tile[0]) for tile in tiles]
 
@@ -183,20 +180,16 @@ def test_a_segment_may_need_more_columns_than_its_last_tile_has() -> None:
     """21 rows a tile, and a segment of 17 to 21 keys takes 32 columns: where it ends in a tile of one row, say."""
     none = np.empty(0, np.int64)
     for lengths in ([42, 5, 17, 22], [20], [62, 20], [40, 3, 21]):
-        edges = np.cumsum([0, *lengths, 21]).tolist()
-        rows = edges[-1]
-        groups = tuple(Group(a, b, none, slice(0, 0)) for a, b in pairwise([0, edges[-2], rows]))
-        forward = Forward(
-            np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), np.array(edges, np.int32), groups,
-            np.full(rows, NO_SLOT, np.int64), none, none,
-        )  # fmt: skip
+        last = sum(lengths)
+        groups = [Group(a, b, none, slice(0, 0)) for a, b in ((0, last), (last, last + 21))]
+        forward = forward_of([*lengths, 21], [], groups)
         tiles, last_layer = cut(forward, 21)
         assert tiles == tiles_by_rule(forward, 21)
         assert not any(rows for rows, *_ in last_layer)
 
 
 def test_every_row_to_read_is_found_beyond_the_first_that_are_compared() -> None:
-    forward = forward_of([(150, [1, 2] * 150)])
+    forward = packed([(150, [1, 2] * 150)])
     scored = pad_scored(forward.scored_rows)
     assert SCORED_BLOCK < len(forward.scored_rows) < len(scored) <= MAX_TAIL_ROWS
     tiles, last_layer = cut(forward, 32, scored)

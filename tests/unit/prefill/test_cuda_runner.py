@@ -92,7 +92,7 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
     buffer, slots = layout.pack(forward, rows_per_tile=2)
     assert slots.tolist() == [40, 41]
     assert len(buffer) == 4 * 8 + HEADER + 2 * GROUP_FIELDS + 3 <= layout.size - MAX_TAIL_ROWS
-    tables = TileTables(8, 9, torch.device("cpu"))
+    tables = TileTables(8, 2, torch.device("cpu"))
     ids, positions, angles, slot_mapping, inputs = layout.views(
         torch.from_numpy(buffer), torch.from_numpy(slots), tables
     )
