@@ -122,7 +122,7 @@ class TritonAttention:
             inputs.described, tables.segment_starts, tables.tiles, tables.scored_tiles, tables.columns,
             HEADER=HEADER, GROUP_FIELDS=GROUP_FIELDS, TILE_FIELDS=TILE_FIELDS,
             TILE_ROWS=rows, PADDED_ROWS=padded, BLOCK=BLOCK, NO_KEY=NO_KEY,
-            FIRST_STEP=triton.next_power_of_2(most_segments) // 2, SCORED_BLOCK=SCORED_BLOCK,
+            FIRST_STEP=triton.next_power_of_2(max(most_segments, 2)) // 2, SCORED_BLOCK=SCORED_BLOCK,
             num_warps=padded // MIN_PADDED_ROWS,
         )  # fmt: skip
 

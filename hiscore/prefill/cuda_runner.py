@@ -28,7 +28,8 @@ from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tile_inputs import window_slots
 from hiscore.device import PinnedArray, PinnedArrays
 from hiscore.graph_capture import GraphCapture, StaticOutputs
-from hiscore.layers.triton_ops import TritonOps
+from hiscore.layers.library_products import LibraryProducts
+from hiscore.layers.triton_ops import TritonOps, hopper_sm_count
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.input_layout import MAX_TAIL_ROWS, NO_ROWS, SCORED_STEP, InputLayout, pad_scored
 from hiscore.prefill.interface import Runner, launch_all
@@ -59,16 +60,16 @@ class CudaRunner(Runner):
         self._decoder = decoder
         self._device = decoder.device
         properties = torch.cuda.get_device_properties(self._device)
-        self._ops = decoder.over_ranks(
-            TritonOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
-        )
+        self._row_counts = capture_sizes(max_rows)
+        products = LibraryProducts.measure(decoder.weights.layers, self._row_counts, hopper_sm_count())
+        sizes = (a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
+        self._ops = decoder.over_ranks(TritonOps(*sizes, library_products=products))
         self._pools = Pools(decoder.new_pool(slots)) if pools is None else pools
         self.pool, self._by_layer = self._pools.shared, self._pools.by_layer(a.layers)
         self._attention = TritonAttention(
             decoder.attention_shape, decoder.dtype, properties.multi_processor_count, self._pools.windows
         )
         self._paged_attention = paged_attention
-        self._row_counts = capture_sizes(max_rows)
         self._layouts = [InputLayout(rows) for rows in self._row_counts]
         largest = self._layouts[-1]
         self.between = rows_between(max_rows, in_slices)

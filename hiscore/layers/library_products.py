@@ -1,0 +1,156 @@
+"""Products by the fastest of cuBLASLt's kernels for their number of rows, measured when a model is loaded.
+
+The kernel that cuBLASLt chooses itself takes up to half as long again where its tiles leave many multiprocessors
+idle. Few others need to be tried: how long a tile takes, and how many follow each other on a multiprocessor, is
+known beforehand. All of them have the same bits.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hiscore.graph_timer import in_turns
+from hiscore.kernels import gated_mlp
+from hiscore.kernels.cublaslt import CLUSTERS, OPTIONS, TILES, TYPES, Kernel, Product
+from hiscore.layers.weights import LayerWeights, Linear, Mlp, Projection
+
+log = logging.getLogger(__name__)
+
+MOST_ROWS = 2_304
+"""Of larger products so many tiles follow each other that it hardly matters which."""
+TILES_TRIED = 3
+"""Among them was one within 1% of the best for 90% of products (perf/results/h200/README.md)."""
+KERNELS_COMPARED = 3
+"""In turns, with the library's own choice, of all that are tried."""
+LEAST_GAIN = 0.02
+"""Of a kernel that is taken; less may be noise."""
+CACHE_BYTES = 60 << 20
+"""More than a Hopper's L2 cache. Weights of so many bytes take turns: in a forward no weight is cached either."""
+
+
+@dataclass(frozen=True)
+class LibraryProducts:
+    """The products whose kernel is not the library's own choice.
+
+    Attributes:
+        chosen: By rows, outputs and inputs.
+    """
+
+    chosen: dict[tuple[int, int, int], Product] = field(default_factory=dict)
+
+    @classmethod
+    def measure(
+        cls, layers: Sequence[LayerWeights], row_counts: Iterable[int], multiprocessors: int
+    ) -> "LibraryProducts":
+        """Try kernels on a model's own weights.
+
+        Args:
+            layers: The model's.
+            row_counts: Of the forwards; above `MOST_ROWS` the choice is left to the library.
+            multiprocessors: Of the GPU, a Hopper; 0: it is another one, and nothing is tried.
+        """
+        begin, tried = time.monotonic(), 0
+        chosen: dict[tuple[int, int, int], Product] = {}
+        few = sorted({rows for rows in row_counts if rows <= MOST_ROWS}) if multiprocessors else []
+        for gated, weights in _products(layers):
+            outputs, inputs = weights[0].shape
+            for rows in few:
+                if gated and gated_mlp.tile_for(rows, inputs, outputs // 2, multiprocessors):
+                    continue
+                tried += 1
+                product = fastest(weights, rows, multiprocessors)
+                if product:
+                    chosen[rows, outputs, inputs] = product
+        if tried:
+            seconds = time.monotonic() - begin
+            message = "measured %d products in %.1f s: for %d cuBLASLt has a faster kernel than it chooses"
+            log.info(message, tried, seconds, len(chosen))
+        return cls(chosen)
+
+    def multiply(self, projection: Projection, x: Tensor) -> Tensor | None:
+        """A projection of x; None: the library chooses the kernel."""
+        if not isinstance(projection, Linear) or projection.bias is not None:
+            return None
+        product = self.chosen.get((len(x), *projection.weight.shape))
+        if product is None or not (_fits(x) and _fits(projection.weight)):
+            return None
+        return product(x, projection.weight)
+
+
+def candidates(rows: int, outputs: int, multiprocessors: int) -> list[Kernel]:
+    """What could be the fastest kernel, of the tile of the shortest expected time first.
+
+    Args:
+        rows: Of x.
+        outputs: Rows of the weight.
+        multiprocessors: Of the GPU, a Hopper.
+    """
+
+    def cycles(tile: tuple[int, int]) -> float:
+        """For each input: of tiles that follow each other, which the tensor cores or the L2 cache bound."""
+        across, down = tile
+        waves = -(-(-(-outputs // across) * -(-rows // down)) // multiprocessors)
+        return waves * max(across * down / 2048, (across + down) / 32)
+
+    tiles = sorted(TILES, key=cycles)[:TILES_TRIED]
+    return [
+        Kernel(TILES[tile], cluster, option) for tile in tiles for cluster in CLUSTERS for option in OPTIONS
+    ]
+
+
+def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> Product | None:
+    """The kernel for products with weights of one shape; None: none is faster than what the library chooses.
+
+    Args:
+        weights: [outputs, inputs] each.
+        rows: Of what they multiply.
+        multiprocessors: Of the GPU.
+    """
+    first = weights[0]
+    outputs, inputs = first.shape
+    generator = torch.Generator(first.device).manual_seed(0)
+    x = torch.randn(rows, inputs, generator=generator, dtype=first.dtype, device=first.device)
+    out = first.new_empty(rows, outputs)
+    expected = torch.mm(x, first.T)
+    found: list[Product] = []
+    for kernel in candidates(rows, outputs, multiprocessors):
+        try:
+            product = Product(rows, outputs, inputs, first.dtype, kernel)
+        except ValueError:
+            continue
+        if torch.equal(product(x, first, out), expected):
+            found.append(product)
+        else:
+            log.warning("%s has other bits than the library's choice: it is not taken", kernel)
+    turns = weights[: max(2, CACHE_BYTES // first.nbytes)]
+    runs = {product: [partial(product, x, weight, out) for weight in turns] for product in found}
+    times = in_turns(runs, rounds=1)
+    best = sorted(found, key=times.__getitem__)[:KERNELS_COMPARED]
+    own = [partial(torch.mm, x, weight.T, out=out) for weight in turns]
+    arms: dict[Product | None, list[partial[Tensor]]] = {None: own, **{each: runs[each] for each in best}}
+    times_in_turns = in_turns(arms)
+    taken = min(arms, key=times_in_turns.__getitem__)
+    return taken if times_in_turns[taken] < (1 - LEAST_GAIN) * times_in_turns[None] else None
+
+
+def _products(layers: Sequence[LayerWeights]) -> list[tuple[bool, list[Tensor]]]:
+    """The weights of a model's products in 16 bits by shape, and whether they are those of gate and up."""
+    found: dict[tuple[bool, torch.Size], list[Tensor]] = {}
+    for layer in layers:
+        mlp = layer.mlp if isinstance(layer.mlp, Mlp) else None
+        for projection in (layer.qkv, layer.output, *((mlp.gate_up, mlp.down) if mlp else ())):
+            if isinstance(projection, Linear) and projection.bias is None:
+                weight, gated = projection.weight, mlp is not None and projection is mlp.gate_up
+                if weight.dtype in TYPES and _fits(weight):
+                    found.setdefault((gated, weight.shape), []).append(weight)
+    return [(gated, weights) for (gated, _), weights in found.items()]
+
+
+def _fits(matrix: Tensor) -> bool:
+    """Whether a kernel may read a matrix."""
+    return matrix.is_contiguous() and matrix.data_ptr() % 16 == 0

@@ -1,0 +1,137 @@
+"""Kernels of cuBLASLt by name, on a Hopper: the bits of the library's own choice, at the sizes of real models."""
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.device import fix_product_sums
+from hiscore.kernels.cublaslt import CLUSTERS, TILES, Kernel, Product
+from hiscore.layers import library_products
+from hiscore.layers.library_products import LibraryProducts, candidates, fastest
+from hiscore.layers.triton_ops import TritonOps, hopper_sm_count
+from hiscore.layers.weights import LayerWeights, Linear, Mlp
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not IS_HOPPER, reason="written for GPUs of compute capability 9"),
+]
+
+SHAPES = {
+    "Qwen3-0.6B, output": (1_024, 2_048),
+    "Qwen3-0.6B, down": (1_024, 3_072),
+    "Qwen3-4B, down": (2_560, 9_728),
+    "Qwen3-8B, q, k, v": (6_144, 4_096),
+}
+
+
+@pytest.fixture(autouse=True)
+def _sums_in_one_piece() -> None:
+    fix_product_sums()
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
+
+
+def weights_of(name: str, dtype: torch.dtype, count: int = 2) -> list[Tensor]:
+    outputs, inputs = SHAPES[name]
+    return [random(outputs, inputs, dtype=dtype, seed=seed) / inputs**0.5 for seed in range(count)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [128, 320, 832, 1_920])
+@pytest.mark.parametrize("name", SHAPES)
+def test_all_that_may_be_tried_have_the_librarys_bits(name: str, rows: int, dtype: torch.dtype) -> None:
+    (outputs, inputs), (weight, other) = SHAPES[name], weights_of(name, dtype)
+    x = random(rows, inputs, dtype=dtype, seed=7)
+    expected, wrong = (torch.nn.functional.linear(x, each) for each in (weight, other))
+    ran = 0
+    for kernel in candidates(rows, outputs, hopper_sm_count()):
+        try:
+            product = Product(rows, outputs, inputs, dtype, kernel)
+        except ValueError:
+            continue
+        out = torch.full_like(expected, torch.nan)
+        assert product(x, weight, out) is out
+        assert torch.equal(out, expected)
+        # Control: another weight.
+        assert not torch.equal(product(x, other), expected)
+        assert torch.equal(product(x, other), wrong)
+        ran += 1
+    assert ran >= 3
+
+
+def test_a_kernel_that_cannot_is_refused() -> None:
+    shape = (320, 1_024, 2_048, torch.bfloat16)
+    Product(*shape, Kernel(TILES[64, 64], CLUSTERS[0], 0))
+    with pytest.raises(ValueError, match="does not multiply 320x2048 by 2048x1024"):
+        Product(*shape, Kernel(TILES[64, 64], CLUSTERS[0], 9))
+    with pytest.raises(ValueError, match="does not multiply 320x2049 by 2049x1024"):
+        Product(320, 1_024, 2_049, torch.bfloat16, Kernel(TILES[64, 64], CLUSTERS[0], 0))
+
+
+def test_a_graph_replays_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On other numbers than were there at the capture. A kernel is taken however slow, so no clock decides."""
+    monkeypatch.setattr(library_products, "LEAST_GAIN", -10.0)
+    weights = weights_of("Qwen3-0.6B, output", torch.bfloat16)
+    product = fastest(weights, 320, hopper_sm_count())
+    assert product is not None
+    chosen = LibraryProducts({(320, 1_024, 2_048): product})
+    ops = TritonOps(1, 1, 2, 1e-6, "silu", library_products=chosen)
+    x = random(320, 2_048, dtype=torch.bfloat16, seed=1)
+    ops.project(Linear(weights[0]), x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = ops.project(Linear(weights[0]), x)
+    before = torch.nn.functional.linear(x, weights[0])
+    x.copy_(random(320, 2_048, dtype=torch.bfloat16, seed=2))
+    graph.replay()
+    assert torch.equal(found, torch.nn.functional.linear(x, weights[0]))
+    assert not torch.equal(found, before)
+
+
+def test_a_kernel_with_other_bits_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrong(Product):
+        def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+            return super().__call__(x, weight, out).add_(2**-10)
+
+    monkeypatch.setattr(library_products, "LEAST_GAIN", -10.0)
+    monkeypatch.setattr(library_products, "Product", Wrong)
+    with caplog.at_level(logging.WARNING):
+        assert fastest(weights_of("Qwen3-0.6B, output", torch.bfloat16), 320, hopper_sm_count()) is None
+    assert "other bits" in caplog.text
+
+
+def test_a_models_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 16 bits without bias, at few rows, and gate and up only where no kernel of ours computes them."""
+    asked: list[tuple[int, int, int]] = []
+
+    def watched(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> None:
+        assert len(weights) == 2
+        asked.append((rows, *weights[0].shape))
+
+    monkeypatch.setattr(library_products, "fastest", watched)
+
+    def layer(seed: int) -> LayerWeights:
+        def linear(outputs: int, inputs: int) -> Linear:
+            return Linear(random(outputs, inputs, dtype=torch.bfloat16, seed=seed))
+
+        mlp = Mlp(linear(6_144, 1_024), linear(1_024, 3_072))
+        qkv = Linear(linear(4_096, 1_024).weight, torch.zeros(4_096))
+        return LayerWeights(None, qkv, None, None, linear(1_024, 2_048), None, None, mlp, None)
+
+    LibraryProducts.measure([layer(0), layer(1)], [320, 1_024, 16_384], 132)
+    assert sorted(asked) == [
+        (320, 1_024, 2_048),
+        (320, 1_024, 3_072),
+        (1_024, 1_024, 2_048),
+        (1_024, 1_024, 3_072),
+        (1_024, 6_144, 1_024),
+    ]

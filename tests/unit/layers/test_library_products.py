@@ -1,0 +1,100 @@
+"""Which kernels of cuBLASLt are tried, and which products they may compute. They run in tests/gpu."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+from hiscore.kernels import cublaslt
+from hiscore.kernels.cublaslt import CLUSTERS, OPTIONS, TILES, Kernel
+from hiscore.layers.library_products import TILES_TRIED, LibraryProducts, candidates
+from hiscore.layers.triton_ops import TritonOps
+from hiscore.layers.weights import Linear
+from tests.support.layers import layer_of, random
+
+FASTEST = [
+    # Rows, outputs and the tiles within 1% of the fastest of some 250 kernels, on an H200.
+    (320, 1_024, {(64, 40), (48, 64), (40, 64)}),
+    (832, 1_024, {(64, 104)}),
+    (704, 1_024, {(64, 88)}),
+    (1_152, 1_024, {(128, 72), (64, 144)}),
+    (1_920, 1_024, {(128, 120)}),
+    (320, 6_144, {(192, 80)}),
+    (1_920, 6_144, {(256, 176)}),
+    (320, 2_560, {(64, 112), (112, 64)}),
+]
+
+
+@pytest.mark.parametrize(("rows", "outputs", "tiles"), FASTEST)
+def test_the_tiles_that_were_the_fastest_are_tried(
+    rows: int, outputs: int, tiles: set[tuple[int, int]]
+) -> None:
+    def tried(multiprocessors: int) -> set[int]:
+        return {kernel.tile for kernel in candidates(rows, outputs, multiprocessors)}
+
+    assert len(tried(132)) == TILES_TRIED
+    fastest = {TILES[tile] for tile in tiles if tile in TILES}
+    assert tried(132) & fastest
+    # Control: by the multiprocessors of another GPU.
+    assert not tried(20) & fastest
+
+
+def test_every_variant_of_a_tile_is_tried() -> None:
+    kernels = candidates(320, 1_024, 132)
+    assert len(set(kernels)) == len(kernels) == TILES_TRIED * len(CLUSTERS) * len(OPTIONS)
+
+
+def test_tiles_have_the_librarys_numbers() -> None:
+    headers = list(Path(torch.__file__).parents[1].glob("nvidia/*/include/cublasLt.h"))
+    if not headers:
+        pytest.skip("this build of torch brings no header of cuBLASLt")
+    named = re.findall(r"CUBLASLT_MATMUL_TILE_(\d+)x(\d+) *= *(\d+)", headers[0].read_text())
+    numbers = {(int(outputs), int(rows)): int(tile) for outputs, rows, tile in named}
+    assert len(numbers) > len(TILES)
+    assert {tile: numbers[tile] for tile in TILES} == TILES
+    for cluster, name in zip(CLUSTERS, ("1x1x1", "2x1x1", "1x2x1"), strict=True):
+        assert re.search(rf"CLUSTER_SHAPE_{name} *= *{cluster}\b", headers[0].read_text())
+
+
+def test_only_a_product_of_that_shape_without_bias_takes_the_kernel() -> None:
+    calls = []
+
+    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        calls.append(x.shape)
+        return x @ weight.T
+
+    weight, x = random(6, 8), random(4, 8, seed=1)
+    chosen = LibraryProducts({(4, 6, 8): product})  # type: ignore[dict-item]
+    ops = TritonOps(1, 1, 2, 1e-6, "silu", library_products=chosen)
+    ops.project(Linear(weight), x)
+    assert calls == [(4, 8)]
+    ops.gate(Linear(weight), x)
+    assert calls == [(4, 8)] * 2
+    for other, of in (
+        (Linear(weight), x[:3]),
+        (Linear(weight, random(6)), x),
+        (Linear(weight.T.contiguous().T), x),
+        (Linear(weight), x.T.contiguous().T),
+        (Linear(random(6 * 8 + 1)[1:].reshape(6, 8)), x),
+        (Linear(random(5, 8)), x),
+    ):
+        expected = torch.nn.functional.linear(of, other.weight, other.bias)
+        torch.testing.assert_close(ops.project(other, of), expected)
+    assert calls == [(4, 8)] * 2
+
+
+def test_nothing_is_tried_where_there_is_no_hopper() -> None:
+    assert LibraryProducts.measure([layer_of(None, None)], [128], multiprocessors=0).chosen == {}
+
+
+def test_a_layer_without_weights_in_16_bits_has_nothing_to_try() -> None:
+    """Else a kernel would be asked for, and there is no GPU in this test."""
+    assert LibraryProducts.measure([layer_of(None, None)], [128], multiprocessors=132).chosen == {}
+
+
+def test_a_kernel_is_told_by_its_numbers() -> None:
+    assert Kernel(15, 2, 0) == Kernel(15, 2, 0) != Kernel(15, 2, 1)
+    assert set(cublaslt.TYPES) == {torch.float16, torch.bfloat16}
