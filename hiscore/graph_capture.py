@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -9,6 +10,12 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+
+
+@cache
+def capture_stream(device: int) -> torch.cuda.Stream:
+    """Where a device's graphs are captured: one stream, since cuBLAS has a work space of 32 MiB for each."""
+    return torch.cuda.Stream(device)
 
 
 class GraphCapture:
@@ -53,6 +60,7 @@ class GraphCapture:
             The graph and what `launch` returned.
         """
         graph = torch.cuda.CUDAGraph()
+        stream = stream or capture_stream(torch.cuda.current_device())
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode=error_mode):
             outputs = launch()
         self._pool = graph.pool()

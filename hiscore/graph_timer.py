@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import torch
 
+from hiscore.graph_capture import capture_stream
+
 Runs = Sequence[Callable[[], object]]
 """As many as a model has layers, so that the host's launch is hidden behind the GPU's work."""
 Arm = TypeVar("Arm", bound=Hashable)
@@ -38,11 +40,11 @@ def in_turns(arms: Mapping[Arm, Runs], rounds: int = 7) -> dict[Arm, float]:
 def graph_of(runs: Runs) -> torch.cuda.CUDAGraph:
     """Capture runs one after another; what they need is compiled.
 
-    Unlike `torch.cuda.graph` it leaves the allocator's cache as it is, which takes longer than a short graph.
+    Unlike `torch.cuda.graph` it does not empty the allocator's cache, which takes longer than a short graph.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(capture_stream(torch.cuda.current_device())):
         # Other threads may use the device meanwhile.
         graph.capture_begin(capture_error_mode="thread_local")
         for run in runs:

@@ -7,6 +7,7 @@ import ctypes
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -45,19 +46,16 @@ _BY_ROWS = {
           212, 215, 218, 221, 224, 227, 230, 24),
 }  # fmt: skip
 _STEPS = range(32, 257, 8)
-TILES = {
-    **{
-        (outputs, rows): tile
-        for outputs, tiles in _BY_OUTPUTS.items()
-        for rows, tile in zip(_STEPS, tiles, strict=True)
-    },
-    **{
-        (outputs, rows): tile
-        for rows, tiles in _BY_ROWS.items()
-        for outputs, tile in zip(_STEPS, tiles, strict=True)
-    },
+_NUMBERS = {
+    (outputs, rows): tile
+    for outputs, of in _BY_OUTPUTS.items()
+    for rows, tile in zip(_STEPS, of, strict=True)
 }
-"""cublasLtMatmulTile_t by outputs and rows: all tiles that tensor cores fill, of 32 to 256 of each."""
+_NUMBERS |= {
+    (outputs, rows): tile for rows, of in _BY_ROWS.items() for outputs, tile in zip(_STEPS, of, strict=True)
+}
+TILES = {shape: tile for shape, tile in _NUMBERS.items() if prod(shape) <= 176 * 256}
+"""cublasLtMatmulTile_t by outputs and rows: those for tensor cores whose sums fit into registers."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,7 @@ class Product:
 
         Source: https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api
         """
+        self.kernel = kernel
         self._shape = (rows, outputs)
         number = TYPES[dtype]
         self._operation = _operation()

@@ -8,8 +8,10 @@ known beforehand. All of them have the same bits.
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -23,8 +25,8 @@ log = logging.getLogger(__name__)
 
 MOST_ROWS = 2_304
 """Of larger products so many tiles follow each other that it hardly matters which."""
-TILES_TRIED = 3
-"""Among them was one within 1% of the best for 90% of products (perf/results/h200/README.md)."""
+TILES_TRIED = 4
+"""Among them was the fastest of 40, but for 1.6% at most (perf/results/h200/README.md)."""
 KERNELS_COMPARED = 3
 """In turns, with the library's own choice, of all that are tried."""
 LEAST_GAIN = 0.02
@@ -63,9 +65,8 @@ class LibraryProducts:
                 if gated and gated_mlp.tile_for(rows, inputs, outputs // 2, multiprocessors):
                     continue
                 tried += 1
-                product = fastest(weights, rows, multiprocessors)
-                if product:
-                    chosen[rows, outputs, inputs] = product
+                if (taken := fastest(weights, rows, multiprocessors)) is not None:
+                    chosen[rows, outputs, inputs] = taken
         if tried:
             seconds = time.monotonic() - begin
             message = "measured %d products in %.1f s: for %d cuBLASLt has a faster kernel than it chooses"
@@ -76,31 +77,48 @@ class LibraryProducts:
         """A projection of x; None: the library chooses the kernel."""
         if not isinstance(projection, Linear) or projection.bias is not None:
             return None
-        product = self.chosen.get((len(x), *projection.weight.shape))
-        if product is None or not (_fits(x) and _fits(projection.weight)):
+        chosen = self.chosen.get((len(x), *projection.weight.shape))
+        if chosen is None or not (_fits(x) and _fits(projection.weight)):
             return None
-        return product(x, projection.weight)
+        return chosen(x, projection.weight)
 
 
-def candidates(rows: int, outputs: int, multiprocessors: int) -> list[Kernel]:
-    """What could be the fastest kernel, of the tile of the shortest expected time first.
+def tiles_by_time(rows: int, outputs: int, multiprocessors: int) -> list[tuple[int, int]]:
+    """All tiles, those of the shortest expected product first.
 
     Args:
         rows: Of x.
         outputs: Rows of the weight.
         multiprocessors: Of the GPU, a Hopper.
+
+    Returns:
+        Keys of `cublaslt.TILES`.
     """
 
     def cycles(tile: tuple[int, int]) -> float:
-        """For each input: of tiles that follow each other, which the tensor cores or the L2 cache bound."""
+        """For each input, on one multiprocessor: its tiles, each bound by the tensor cores or by the L2 cache."""
         across, down = tile
-        waves = -(-(-(-outputs // across) * -(-rows // down)) // multiprocessors)
-        return waves * max(across * down / 2048, (across + down) / 32)
+        tiles = -(-(-(-outputs // across) * -(-rows // down)) // multiprocessors)
+        return tiles * max(across * down / 2048, (across + down) / 48)
 
-    tiles = sorted(TILES, key=cycles)[:TILES_TRIED]
-    return [
-        Kernel(TILES[tile], cluster, option) for tile in tiles for cluster in CLUSTERS for option in OPTIONS
-    ]
+    return sorted(TILES, key=lambda tile: (cycles(tile), -tile[0] * tile[1]))
+
+
+def products_to_try(
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, multiprocessors: int
+) -> list[Product]:
+    """Every kernel for this shape whose tile is among the most promising ones. For the arguments see `Product`."""
+    by_tile: list[list[Product]] = []
+    for tile in tiles_by_time(rows, outputs, multiprocessors):
+        products = []
+        for cluster, option in product(CLUSTERS, OPTIONS):
+            with suppress(ValueError):
+                products.append(Product(rows, outputs, inputs, dtype, Kernel(TILES[tile], cluster, option)))
+        if products:
+            by_tile.append(products)
+        if len(by_tile) == TILES_TRIED:
+            break
+    return [each for products in by_tile for each in products]
 
 
 def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> Product | None:
@@ -118,17 +136,13 @@ def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> Produ
     out = first.new_empty(rows, outputs)
     expected = torch.mm(x, first.T)
     found: list[Product] = []
-    for kernel in candidates(rows, outputs, multiprocessors):
-        try:
-            product = Product(rows, outputs, inputs, first.dtype, kernel)
-        except ValueError:
-            continue
-        if torch.equal(product(x, first, out), expected):
-            found.append(product)
+    for each in products_to_try(rows, outputs, inputs, first.dtype, multiprocessors):
+        if torch.equal(each(x, first, out), expected):
+            found.append(each)
         else:
-            log.warning("%s has other bits than the library's choice: it is not taken", kernel)
+            log.warning("%s has other bits than the library's choice: it is not taken", each.kernel)
     turns = weights[: max(2, CACHE_BYTES // first.nbytes)]
-    runs = {product: [partial(product, x, weight, out) for weight in turns] for product in found}
+    runs = {each: [partial(each, x, weight, out) for weight in turns] for each in found}
     times = in_turns(runs, rounds=1)
     best = sorted(found, key=times.__getitem__)[:KERNELS_COMPARED]
     own = [partial(torch.mm, x, weight.T, out=out) for weight in turns]

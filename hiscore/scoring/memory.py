@@ -17,8 +17,8 @@ CPU_ATTENTION_BYTES = 3 * 2**26
 """What attention on a CPU holds at once: weights before, during and after their softmax."""
 PROCESS_BYTES = 2**29
 """Of a process on the host: the interpreter, torch, and what an allocator keeps."""
-CUDA_BYTES = 2**29
-"""Kernels, graphs, and work spaces of the libraries."""
+CUDA_BYTES = 5 * 2**27
+"""Kernels, those of libraries that are only tried included; graphs, and work spaces of the libraries."""
 
 
 @dataclass(frozen=True)

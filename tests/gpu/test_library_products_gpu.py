@@ -2,17 +2,26 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from hiscore import graph_timer
 from hiscore.device import fix_product_sums
 from hiscore.kernels.cublaslt import CLUSTERS, TILES, Kernel, Product
 from hiscore.layers import library_products
-from hiscore.layers.library_products import LibraryProducts, candidates, fastest
+from hiscore.layers.library_products import TILES_TRIED, LibraryProducts, fastest, products_to_try
 from hiscore.layers.triton_ops import TritonOps, hopper_sm_count
 from hiscore.layers.weights import LayerWeights, Linear, Mlp
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Scorer
+from perf.models import random_checkpoint
+from perf.models.geometries import GEOMETRIES
+from tests.support.strategies import random_tokens
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [
@@ -50,29 +59,36 @@ def test_all_that_may_be_tried_have_the_librarys_bits(name: str, rows: int, dtyp
     (outputs, inputs), (weight, other) = SHAPES[name], weights_of(name, dtype)
     x = random(rows, inputs, dtype=dtype, seed=7)
     expected, wrong = (torch.nn.functional.linear(x, each) for each in (weight, other))
-    ran = 0
-    for kernel in candidates(rows, outputs, hopper_sm_count()):
-        try:
-            product = Product(rows, outputs, inputs, dtype, kernel)
-        except ValueError:
-            continue
+    products = products_to_try(rows, outputs, inputs, dtype, hopper_sm_count())
+    assert len({product.kernel.tile for product in products}) == TILES_TRIED
+    for product in products:
         out = torch.full_like(expected, torch.nan)
         assert product(x, weight, out) is out
         assert torch.equal(out, expected)
         # Control: another weight.
         assert not torch.equal(product(x, other), expected)
         assert torch.equal(product(x, other), wrong)
-        ran += 1
-    assert ran >= 3
 
 
 def test_a_kernel_that_cannot_is_refused() -> None:
+    """A tile of 104 rows cannot be cut into two of 64."""
     shape = (320, 1_024, 2_048, torch.bfloat16)
-    Product(*shape, Kernel(TILES[64, 64], CLUSTERS[0], 0))
+    Product(*shape, Kernel(TILES[64, 104], CLUSTERS[0], 1))
     with pytest.raises(ValueError, match="does not multiply 320x2048 by 2048x1024"):
-        Product(*shape, Kernel(TILES[64, 64], CLUSTERS[0], 9))
-    with pytest.raises(ValueError, match="does not multiply 320x2049 by 2049x1024"):
-        Product(320, 1_024, 2_049, torch.bfloat16, Kernel(TILES[64, 64], CLUSTERS[0], 0))
+        Product(*shape, Kernel(TILES[64, 104], CLUSTERS[0], 0))
+
+
+def test_memory_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream for each graph would have had work spaces of its own."""
+    weights = weights_of("Qwen3-0.6B, output", torch.bfloat16)
+    fastest(weights, 320, hopper_sm_count())
+    before = torch.cuda.memory_allocated()
+    fastest(weights, 384, hopper_sm_count())
+    assert torch.cuda.memory_allocated() <= before
+    # Control: such streams.
+    monkeypatch.setattr(graph_timer, "capture_stream", lambda _: torch.cuda.Stream())
+    fastest(weights, 448, hopper_sm_count())
+    assert torch.cuda.memory_allocated() > before
 
 
 def test_a_graph_replays_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,3 +151,34 @@ def test_a_models_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
         (1_024, 1_024, 3_072),
         (1_024, 6_144, 1_024),
     ]
+
+
+def test_a_scorer_takes_what_was_chosen_and_keeps_its_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Kernel] = []
+
+    class Watched(Product):
+        def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+            if out is None:
+                ran.append(self.kernel)
+            return super().__call__(x, weight, out)
+
+    monkeypatch.setitem(GEOMETRIES, "cut", GEOMETRIES["qwen3-0.6b"] | {"num_hidden_layers": 2})
+    monkeypatch.setattr(library_products, "LEAST_GAIN", -10.0)
+    monkeypatch.setattr(library_products, "Product", Watched)
+    random_checkpoint.write_config("cut", tmp_path, 1_024)
+    prompt = random_tokens(np.random.default_rng(0), 100, [60] * 5, 150_000).prompt()
+    request = ScoreRequest(prompt, np.array([5, 77], np.int32), ScoreOptions())
+
+    def scores(most_rows: int) -> np.ndarray:
+        monkeypatch.setattr(library_products, "MOST_ROWS", most_rows)
+        with random_checkpoint.in_memory("cuda"):
+            scorer = Scorer(tmp_path, "cuda", "bfloat16", 512, query_cache_bytes=0)
+        answers, _ = scorer.score([request])
+        return answers[0].scores
+
+    own = scores(0)
+    assert not ran
+    np.testing.assert_array_equal(scores(512), own)
+    assert ran

@@ -9,6 +9,7 @@ import torch
 
 from hiscore import device
 from hiscore.layers import weights
+from hiscore.layers.library_products import LibraryProducts
 from hiscore.layers.products import linear
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
@@ -36,6 +37,11 @@ def split_for_few_rows(
         return linear(x, weight, bias)
     middle = weight.shape[1] // 2
     return linear(x[:, :middle], weight[:, :middle], bias) + linear(x[:, middle:], weight[:, middle:])
+
+
+def take_split_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LibraryProducts, "multiply", lambda *_: None)
+    monkeypatch.setattr(weights, "linear", split_for_few_rows)
 
 
 def restore_blas_settings() -> None:
@@ -74,7 +80,7 @@ def test_scores_are_those_of_an_item_alone(
     item: int, fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blas_settings: None
 ) -> None:
     if not fixed:
-        monkeypatch.setattr(weights, "linear", split_for_few_rows)
+        take_split_sums(monkeypatch)
     monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
     with random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
@@ -94,7 +100,7 @@ def test_scores_under_load_are_those_of_an_item_alone(
 ) -> None:
     """Threads, two batches in flight, parts of calls, and queries that come from the cache."""
     if not fixed:
-        monkeypatch.setattr(weights, "linear", split_for_few_rows)
+        take_split_sums(monkeypatch)
     monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
     with random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
