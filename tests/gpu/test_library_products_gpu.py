@@ -53,7 +53,7 @@ def weights_of(name: str, dtype: torch.dtype, count: int = 2) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [128, 320, 832, 1_920])
+@pytest.mark.parametrize("rows", [128, 320, 832, 1_920, 4_608])
 @pytest.mark.parametrize("name", SHAPES)
 def test_all_that_may_be_tried_have_the_librarys_bits(name: str, rows: int, dtype: torch.dtype) -> None:
     (outputs, inputs), (weight, other) = SHAPES[name], weights_of(name, dtype)
@@ -115,8 +115,8 @@ def test_a_kernel_with_other_bits_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(Product):
-        def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-            return super().__call__(x, weight, out).add_(2**-10)
+        def __call__(self, x: Tensor, weight: Tensor, *buffers: Tensor) -> Tensor:
+            return super().__call__(x, weight, *buffers).add_(2**-10)
 
     monkeypatch.setattr(library_products, "LEAST_GAIN", -10.0)
     monkeypatch.setattr(library_products, "Product", Wrong)
@@ -159,10 +159,10 @@ def test_a_scorer_takes_what_was_chosen_and_keeps_its_scores(
     ran: list[Kernel] = []
 
     class Watched(Product):
-        def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-            if out is None:
+        def __call__(self, x: Tensor, weight: Tensor, *buffers: Tensor) -> Tensor:
+            if not buffers:
                 ran.append(self.kernel)
-            return super().__call__(x, weight, out)
+            return super().__call__(x, weight, *buffers)
 
     monkeypatch.setitem(GEOMETRIES, "cut", GEOMETRIES["qwen3-0.6b"] | {"num_hidden_layers": 2})
     monkeypatch.setattr(library_products, "LEAST_GAIN", -10.0)

@@ -1,6 +1,8 @@
 """Which kernels of cuBLASLt are tried, and which products they may compute. They run in tests/gpu."""
 
+import ctypes
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hiscore.kernels import cublaslt
 from hiscore.kernels.cublaslt import CLUSTERS, TILES, Kernel
 from hiscore.layers.library_products import TILES_TRIED, LibraryProducts, tiles_by_time
 from hiscore.layers.triton_ops import TritonOps
-from hiscore.layers.weights import Linear
+from hiscore.layers.weights import Linear, Mlp
 from tests.support.layers import layer_of, random
 
 FASTEST = [
@@ -85,9 +87,25 @@ def test_nothing_is_tried_where_there_is_no_hopper() -> None:
     assert LibraryProducts.measure([layer_of(None, None)], [128], multiprocessors=0).chosen == {}
 
 
-def test_a_layer_without_weights_in_16_bits_has_nothing_to_try() -> None:
-    """Else a kernel would be asked for, and there is no GPU in this test."""
+def test_weights_of_more_than_16_bits_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a kernel would be tried, and there may be no GPU in this test."""
+    monkeypatch.setattr(cublaslt, "is_available", lambda: True)
     assert LibraryProducts.measure([layer_of(None, None)], [128], multiprocessors=132).chosen == {}
+
+
+def test_without_the_library_a_model_is_served_by_what_torch_chooses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def not_there(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    weight = Linear(random(64, 64).bfloat16())
+    layer = replace(layer_of(None, None), qkv=weight, output=weight, mlp=Mlp(weight, weight))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(ctypes, "CDLL", not_there)
+    cublaslt._library.cache_clear()
+    assert LibraryProducts.measure([layer], [128], multiprocessors=132).chosen == {}
+    assert "cuBLASLt is not found" in caplog.text
 
 
 def test_a_kernel_is_told_by_its_numbers() -> None:
