@@ -24,8 +24,6 @@ TILE, SPLIT_K, OPTION, STAGES, CLUSTER = 1, 2, 5, 6, 8
 """cublasLtMatmulAlgoConfigAttributes_t."""
 CLUSTERS = (2, 3, 5)
 """cublasLtClusterShape_t: of one multiprocessor, of two along the outputs, of two along the rows."""
-MOST_WORKSPACE_BYTES = 32 << 20
-"""As many as PyTorch gives the library on a Hopper."""
 OPTIONS = range(8)
 """Variants; what they do is not documented."""
 
@@ -103,7 +101,7 @@ class Product:
             kernel: The kernel.
 
         Raises:
-            ValueError: It cannot, or not in a workspace of `MOST_WORKSPACE_BYTES`.
+            ValueError: It cannot, or not without a workspace.
 
         Source: https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api
         """
@@ -123,35 +121,28 @@ class Product:
         status = _library().cublasLtMatmulAlgoCheck(
             _handle(), self._operation, of_weight, of_x, of_out, of_out, byref(self._algorithm), byref(found)
         )
-        self.workspace_bytes = found.workspace_bytes
-        if status or self.workspace_bytes > MOST_WORKSPACE_BYTES:
+        if status or found.workspace_bytes:
             raise ValueError(f"{kernel} does not multiply {rows}x{inputs} by {inputs}x{outputs}")
 
-    def __call__(
-        self, x: Tensor, weight: Tensor, out: Tensor | None = None, workspace: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         """Start it. All three matrices are contiguous, and begin at a multiple of 16 bytes.
 
         Args:
             x: [rows, inputs].
             weight: [outputs, inputs].
             out: [rows, outputs]; None: a new one.
-            workspace: uint8 [at least `workspace_bytes`]; None: a new one.
 
         Returns:
             [rows, outputs].
         """
         if out is None:
             out = torch.empty(self._shape, dtype=x.dtype, device=x.device)
-        if workspace is None:
-            workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=x.device)
         of_weight, of_x, of_out = self._layouts
         result = c_void_p(out.data_ptr())
         status = _library().cublasLtMatmul(
             _handle(), self._operation, byref(c_float(1.0)),
             c_void_p(weight.data_ptr()), of_weight, c_void_p(x.data_ptr()), of_x, byref(c_float(0.0)),
-            result, of_out, result, of_out, byref(self._algorithm),
-            c_void_p(workspace.data_ptr()), c_size_t(workspace.nbytes),
+            result, of_out, result, of_out, byref(self._algorithm), None, c_size_t(0),
             c_void_p(torch.cuda.current_stream(x.device).cuda_stream),
         )  # fmt: skip
         _check(status, "a product")

@@ -18,17 +18,17 @@ from torch import Tensor
 
 from hiscore.graph_timer import in_turns
 from hiscore.kernels import cublaslt, gated_mlp
-from hiscore.kernels.cublaslt import CLUSTERS, MOST_WORKSPACE_BYTES, OPTIONS, TILES, TYPES, Kernel, Product
+from hiscore.kernels.cublaslt import CLUSTERS, OPTIONS, TILES, TYPES, Kernel, Product
 from hiscore.layers.weights import LayerWeights, Linear, Mlp, Projection
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 4_608
+MOST_ROWS = 2_304
 """Of larger products so many tiles follow each other that it hardly matters which."""
 TILES_TRIED = 4
 """Among them was the fastest of 40, but for 1.6% at most (perf/results/h200/README.md)."""
-WEIGHTS_TRIED, KERNELS_COMPARED = 4, 4
-"""All kernels multiply so many weights; so many of them are then compared with the library's own choice."""
+KERNELS_COMPARED = 3
+"""In turns, with the library's own choice, of all that are tried."""
 LEAST_GAIN = 0.02
 """Of a kernel that is taken; less may be noise."""
 CACHE_BYTES = 60 << 20
@@ -138,24 +138,20 @@ def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> Produ
     x = torch.randn(rows, inputs, generator=generator, dtype=first.dtype, device=first.device)
     out = first.new_empty(rows, outputs)
     expected = torch.mm(x, first.T)
-    workspace = torch.empty(MOST_WORKSPACE_BYTES, dtype=torch.uint8, device=first.device)
     found: list[Product] = []
     for each in products_to_try(rows, outputs, inputs, first.dtype, multiprocessors):
-        if torch.equal(each(x, first, out, workspace), expected):
+        if torch.equal(each(x, first, out), expected):
             found.append(each)
         else:
             log.warning("%s has other bits than the library's choice: it is not taken", each.kernel)
-
-    def runs(product: Product | None, weights: Sequence[Tensor]) -> list[partial[Tensor]]:
-        if product is None:
-            return [partial(torch.mm, x, weight.T, out=out) for weight in weights]
-        return [partial(product, x, weight, out, workspace) for weight in weights]
-
-    times = in_turns({each: runs(each, weights[:WEIGHTS_TRIED]) for each in found}, rounds=3)
-    best = sorted(found, key=times.__getitem__)[:KERNELS_COMPARED]
     turns = weights[: max(2, CACHE_BYTES // first.nbytes)]
-    times_in_turns = in_turns({each: runs(each, turns) for each in (None, *best)})
-    taken = min(times_in_turns, key=times_in_turns.__getitem__)
+    runs = {each: [partial(each, x, weight, out) for weight in turns] for each in found}
+    times = in_turns(runs, rounds=1)
+    best = sorted(found, key=times.__getitem__)[:KERNELS_COMPARED]
+    own = [partial(torch.mm, x, weight.T, out=out) for weight in turns]
+    arms: dict[Product | None, list[partial[Tensor]]] = {None: own, **{each: runs[each] for each in best}}
+    times_in_turns = in_turns(arms)
+    taken = min(arms, key=times_in_turns.__getitem__)
     return taken if times_in_turns[taken] < (1 - LEAST_GAIN) * times_in_turns[None] else None
 
 
