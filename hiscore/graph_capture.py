@@ -1,7 +1,8 @@
 """Capture of CUDA graphs that share one memory pool, and where they leave their outputs."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,6 +17,18 @@ T = TypeVar("T")
 def capture_stream(device: int) -> torch.cuda.Stream:
     """Where a device's graphs are captured: one stream, since cuBLAS has a work space of 32 MiB for each."""
     return torch.cuda.Stream(device)
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """A context without garbage collection: a graph that is destroyed while another is captured spoils it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class GraphCapture:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from hiscore.graph_capture import capture_stream
+from hiscore.graph_capture import capture_stream, garbage_kept
 
 Runs = Sequence[Callable[[], object]]
 """As many as a model has layers, so that the host's launch is hidden behind the GPU's work."""
@@ -38,16 +38,21 @@ def in_turns(arms: Mapping[Arm, Runs], rounds: int = 7) -> dict[Arm, float]:
 
 
 def graph_of(runs: Runs) -> torch.cuda.CUDAGraph:
-    """Capture runs one after another; what they need is compiled.
+    """Capture runs one after another; all of them have run before.
 
     Unlike `torch.cuda.graph` it does not empty the allocator's cache, which takes longer than a short graph.
+
+    Args:
+        runs: What the graph replays.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.stream(capture_stream(torch.cuda.current_device())):
+    with garbage_kept(), torch.cuda.stream(capture_stream(torch.cuda.current_device())):
         # Other threads may use the device meanwhile.
         graph.capture_begin(capture_error_mode="thread_local")
-        for run in runs:
-            run()
-        graph.capture_end()
+        try:
+            for run in runs:
+                run()
+        finally:
+            graph.capture_end()
     return graph

@@ -1,9 +1,10 @@
-"""A matrix product of cuBLASLt by a kernel that its caller names, and not by one that it chooses itself.
+"""A matrix product of cuBLASLt by a kernel that the caller names, instead of the library's own choice.
 
 Only kernels of a Hopper that form each sum in one piece, so that all of them give the same bits.
 """
 
 import ctypes
+import os
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -73,6 +74,10 @@ class Kernel:
     option: int
 
 
+class Refused(Exception):
+    """The library does not compute a product by this kernel."""
+
+
 class _Algorithm(ctypes.Structure):
     _fields_ = (("data", c_uint64 * 8),)
 
@@ -88,10 +93,10 @@ class _CheckResult(ctypes.Structure):
 
 
 class Product:
-    """x weight^T, of one shape, by one kernel, on the current stream."""
+    """x weight^T, of one shape, by one kernel, on the current device and stream."""
 
     def __init__(self, rows: int, outputs: int, inputs: int, dtype: torch.dtype, kernel: Kernel) -> None:
-        """Ask the library whether the kernel can.
+        """Ask the library whether the kernel can compute this product.
 
         Args:
             rows: Of x.
@@ -101,7 +106,7 @@ class Product:
             kernel: The kernel.
 
         Raises:
-            ValueError: It cannot, or not without a workspace.
+            Refused: It cannot, or not without a workspace.
 
         Source: https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api
         """
@@ -122,10 +127,10 @@ class Product:
             _handle(), self._operation, of_weight, of_x, of_out, of_out, byref(self._algorithm), byref(found)
         )
         if status or found.workspace_bytes:
-            raise ValueError(f"{kernel} does not multiply {rows}x{inputs} by {inputs}x{outputs}")
+            raise Refused(f"{kernel} does not multiply {rows}x{inputs} by {inputs}x{outputs}")
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        """Start it. All three matrices are contiguous, and begin at a multiple of 16 bytes.
+        """Launch the product. All three matrices are contiguous, and begin at a multiple of 16 bytes.
 
         Args:
             x: [rows, inputs].
@@ -134,6 +139,9 @@ class Product:
 
         Returns:
             [rows, outputs].
+
+        Raises:
+            Refused: Nothing was launched.
         """
         if out is None:
             out = torch.empty(self._shape, dtype=x.dtype, device=x.device)
@@ -150,18 +158,18 @@ class Product:
 
 
 def is_available() -> bool:
-    """Whether torch computes with this library, and it can be found."""
+    """Whether torch has loaded this library."""
     try:
-        _library()
+        return torch.version.cuda is not None and bool(_library())
     except OSError:
         return False
-    return True
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The library that torch has loaded."""
-    return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
+    """The library that torch has loaded, and no other: its handles are torch's."""
+    name = f"libcublasLt.so.{torch.version.cuda.split('.')[0]}"
+    return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
 
 
 def _handle() -> c_void_p:
@@ -171,7 +179,7 @@ def _handle() -> c_void_p:
 
 def _check(status: int, what: str) -> None:
     if status:
-        raise RuntimeError(f"cuBLASLt refuses {what}: status {status}")
+        raise Refused(f"cuBLASLt refuses {what}: status {status}")
 
 
 @cache
@@ -202,7 +210,7 @@ def _algorithm(dtype: int, kernel: Kernel) -> _Algorithm:
         _handle(), FLOAT32_SUMS, FLOAT32_SCALES, dtype, dtype, dtype, dtype, HOPPER_KERNELS, byref(algorithm)
     )
     if status:
-        raise ValueError(f"cuBLASLt has no kernels {HOPPER_KERNELS} here: status {status}")
+        raise Refused(f"cuBLASLt has no kernels {HOPPER_KERNELS} here: status {status}")
     for attribute, value in (
         (TILE, c_uint32(kernel.tile)),
         (SPLIT_K, c_uint32(1)),

@@ -1,8 +1,8 @@
 """Products by the fastest of cuBLASLt's kernels for their number of rows, measured when a model is loaded.
 
-The kernel that cuBLASLt chooses itself takes up to half as long again where its tiles leave many multiprocessors
+The kernel that cuBLASLt chooses itself takes up to 1.6 times as long where its tiles leave many multiprocessors
 idle. Few others need to be tried: how long a tile takes, and how many follow each other on a multiprocessor, is
-known beforehand. All of them have the same bits.
+known beforehand. Where sums are never split (`device.fix_product_sums`), all of them have the same bits.
 """
 
 import logging
@@ -18,17 +18,17 @@ from torch import Tensor
 
 from hiscore.graph_timer import in_turns
 from hiscore.kernels import cublaslt, gated_mlp
-from hiscore.kernels.cublaslt import CLUSTERS, OPTIONS, TILES, TYPES, Kernel, Product
+from hiscore.kernels.cublaslt import CLUSTERS, OPTIONS, TILES, TYPES, Kernel, Product, Refused
 from hiscore.layers.weights import LayerWeights, Linear, Mlp, Projection
 
 log = logging.getLogger(__name__)
 
 MOST_ROWS = 2_304
-"""Of larger products so many tiles follow each other that it hardly matters which."""
+"""Larger products are nearer to what the GPU's power allows, and most kernels for them want a workspace."""
 TILES_TRIED = 4
-"""Among them was the fastest of 40, but for 1.6% at most (perf/results/h200/README.md)."""
+"""Of 40 tiles hardly one was faster than the best of these (perf/results/h200/README.md)."""
 KERNELS_COMPARED = 3
-"""In turns, with the library's own choice, of all that are tried."""
+"""The fastest of those tried: so many are timed in turns with the library's own choice."""
 LEAST_GAIN = 0.02
 """Of a kernel that is taken; less may be noise."""
 CACHE_BYTES = 60 << 20
@@ -54,13 +54,15 @@ class LibraryProducts:
         Args:
             layers: The model's.
             row_counts: Of the forwards; above `MOST_ROWS` the choice is left to the library.
-            multiprocessors: Of the GPU, a Hopper; 0: it is another one, and nothing is tried.
+            multiprocessors: Of the GPU, a Hopper; 0: nothing is tried.
         """
         begin, tried = time.monotonic(), 0
         chosen: dict[tuple[int, int, int], Product] = {}
         few = sorted({rows for rows in row_counts if rows <= MOST_ROWS}) if multiprocessors else []
         if few and not cublaslt.is_available():
-            log.warning("cuBLASLt is not found: PyTorch chooses its kernels, which may be slower")
+            log.warning(
+                "cuBLASLt is not loaded: PyTorch chooses the kernels of products, which may be slower"
+            )
             few = []
         for gated, weights in _products(layers):
             outputs, inputs = weights[0].shape
@@ -74,6 +76,7 @@ class LibraryProducts:
             seconds = time.monotonic() - begin
             message = "measured %d products in %.1f s: for %d cuBLASLt has a faster kernel than it chooses"
             log.info(message, tried, seconds, len(chosen))
+            torch.cuda.empty_cache()
         return cls(chosen)
 
     def multiply(self, projection: Projection, x: Tensor) -> Tensor | None:
@@ -115,7 +118,7 @@ def products_to_try(
     for tile in tiles_by_time(rows, outputs, multiprocessors):
         products = []
         for cluster, option in product(CLUSTERS, OPTIONS):
-            with suppress(ValueError):
+            with suppress(Refused):
                 products.append(Product(rows, outputs, inputs, dtype, Kernel(TILES[tile], cluster, option)))
         if products:
             by_tile.append(products)
@@ -136,14 +139,16 @@ def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> Produ
     outputs, inputs = first.shape
     generator = torch.Generator(first.device).manual_seed(0)
     x = torch.randn(rows, inputs, generator=generator, dtype=first.dtype, device=first.device)
-    out = first.new_empty(rows, outputs)
-    expected = torch.mm(x, first.T)
-    found: list[Product] = []
-    for each in products_to_try(rows, outputs, inputs, first.dtype, multiprocessors):
-        if torch.equal(each(x, first, out), expected):
-            found.append(each)
-        else:
-            log.warning("%s has other bits than the library's choice: it is not taken", each.kernel)
+    out, expected = first.new_empty(rows, outputs), torch.mm(x, first.T)
+    tried = products_to_try(rows, outputs, inputs, first.dtype, multiprocessors)
+    found = [each for each in tried if _has_bits(each, x, first, out, expected)]
+    if len(found) < len(tried):
+        message = (
+            "%dx%d by %dx%d: cuBLASLt has kernels without the bits of its own choice, which are not used: %d"
+        )
+        log.warning(message, rows, inputs, inputs, outputs, len(tried) - len(found))
+    if not found:
+        return None
     turns = weights[: max(2, CACHE_BYTES // first.nbytes)]
     runs = {each: [partial(each, x, weight, out) for weight in turns] for each in found}
     times = in_turns(runs, rounds=1)
@@ -151,8 +156,17 @@ def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> Produ
     own = [partial(torch.mm, x, weight.T, out=out) for weight in turns]
     arms: dict[Product | None, list[partial[Tensor]]] = {None: own, **{each: runs[each] for each in best}}
     times_in_turns = in_turns(arms)
-    taken = min(arms, key=times_in_turns.__getitem__)
+    taken = min(best, key=times_in_turns.__getitem__)
     return taken if times_in_turns[taken] < (1 - LEAST_GAIN) * times_in_turns[None] else None
+
+
+def _has_bits(product: Product, x: Tensor, weight: Tensor, out: Tensor, expected: Tensor) -> bool:
+    # What another kernel left there would pass for the result of one that writes nothing.
+    out.fill_(torch.nan)
+    try:
+        return torch.equal(product(x, weight, out), expected)
+    except Refused:
+        return False
 
 
 def _products(layers: Sequence[LayerWeights]) -> list[tuple[bool, list[Tensor]]]:

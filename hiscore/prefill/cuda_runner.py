@@ -54,6 +54,7 @@ class CudaRunner(Runner):
         pools: Pools | None = None,
         paged_attention: FlashInferAttention | None = None,
         in_slices: bool = False,
+        measure_products: bool = False,
     ) -> None:
         """Allocate a KV pool, if there is none, and capture graphs. For the arguments see `make_runner`."""
         a = decoder.architecture
@@ -61,7 +62,8 @@ class CudaRunner(Runner):
         self._device = decoder.device
         properties = torch.cuda.get_device_properties(self._device)
         self._row_counts = capture_sizes(max_rows)
-        products = LibraryProducts.measure(decoder.weights.layers, self._row_counts, hopper_sm_count())
+        multiprocessors = hopper_sm_count() if measure_products else 0
+        products = LibraryProducts.measure(decoder.weights.layers, self._row_counts, multiprocessors)
         sizes = (a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
         self._ops = decoder.over_ranks(TritonOps(*sizes, library_products=products))
         self._pools = Pools(decoder.new_pool(slots)) if pools is None else pools

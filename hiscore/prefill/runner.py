@@ -78,6 +78,7 @@ def make_runner(
     pools: Pools | None = None,
     paged_attention: "FlashInferAttention | None" = None,
     in_slices: bool = False,
+    measure_products: bool = False,
 ) -> Runner:
     """The runner for a decoder's device.
 
@@ -88,9 +89,10 @@ def make_runner(
         pools: Memory to use instead.
         paged_attention: Attention to use instead, on a GPU, if all keys and values are in pages of that pool.
         in_slices: Launch forwards of many rows in slices, on a GPU that has the whole decoder.
+        measure_products: Choose the kernels of products by measurement, where sums are never split.
     """
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner
 
-        return CudaRunner(decoder, slots, max_rows, pools, paged_attention, in_slices)
+        return CudaRunner(decoder, slots, max_rows, pools, paged_attention, in_slices, measure_products)
     return TorchRunner(decoder, slots, pools)

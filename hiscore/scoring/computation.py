@@ -176,7 +176,8 @@ def load(rank: Rank, of: Checkpoint) -> None:
 def finish(rank: Rank, slots: int, budget: int) -> Computation:
     """Allocate the KV pool and, on CUDA, capture graphs, in which ranks exchange what they compute."""
     decoder: Decoder = rank.held.pop("decoder")
-    runner = make_runner(decoder, slots, budget, in_slices=launches_in_slices(rank, decoder.architecture))
+    in_slices = launches_in_slices(rank, decoder.architecture)
+    runner = make_runner(decoder, slots, budget, in_slices=in_slices, measure_products=True)
     if decoder.device.type == "cuda":
         from hiscore.layers.pair_products_triton import compile_for
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from hiscore import graph_timer
 from hiscore.device import fix_product_sums
-from hiscore.kernels.cublaslt import CLUSTERS, TILES, Kernel, Product
+from hiscore.graph_timer import graph_of
+from hiscore.kernels.cublaslt import CLUSTERS, TILES, Kernel, Product, Refused
 from hiscore.layers import library_products
 from hiscore.layers.library_products import TILES_TRIED, LibraryProducts, fastest, products_to_try
 from hiscore.layers.triton_ops import TritonOps, hopper_sm_count
@@ -74,20 +76,24 @@ def test_a_kernel_that_cannot_is_refused() -> None:
     """A tile of 104 rows cannot be cut into two of 64."""
     shape = (320, 1_024, 2_048, torch.bfloat16)
     Product(*shape, Kernel(TILES[64, 104], CLUSTERS[0], 1))
-    with pytest.raises(ValueError, match="does not multiply 320x2048 by 2048x1024"):
+    with pytest.raises(Refused, match="does not multiply 320x2048 by 2048x1024"):
         Product(*shape, Kernel(TILES[64, 104], CLUSTERS[0], 0))
 
 
-def test_memory_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream for each graph would have had work spaces of its own."""
-    weights = weights_of("Qwen3-0.6B, output", torch.bfloat16)
-    fastest(weights, 320, hopper_sm_count())
+def test_captures_share_a_work_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    (weight,), x = (
+        weights_of("Qwen3-0.6B, output", torch.bfloat16, 1),
+        random(320, 2_048, dtype=torch.bfloat16),
+    )
+    runs = [partial(torch.mm, x, weight.T, out=x.new_empty(320, 1_024))]
+    runs[0]()
+    graph_of(runs)
     before = torch.cuda.memory_allocated()
-    fastest(weights, 384, hopper_sm_count())
+    graph_of(runs)
     assert torch.cuda.memory_allocated() <= before
-    # Control: such streams.
+    # Control: a stream for each.
     monkeypatch.setattr(graph_timer, "capture_stream", lambda _: torch.cuda.Stream())
-    fastest(weights, 448, hopper_sm_count())
+    graph_of(runs)
     assert torch.cuda.memory_allocated() > before
 
 
@@ -122,7 +128,7 @@ def test_a_kernel_with_other_bits_is_not_taken(
     monkeypatch.setattr(library_products, "Product", Wrong)
     with caplog.at_level(logging.WARNING):
         assert fastest(weights_of("Qwen3-0.6B, output", torch.bfloat16), 320, hopper_sm_count()) is None
-    assert "other bits" in caplog.text
+    assert "without the bits of its own choice" in caplog.text
 
 
 def test_a_models_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +165,14 @@ def test_a_scorer_takes_what_was_chosen_and_keeps_its_scores(
     ran: list[Kernel] = []
 
     class Watched(Product):
-        def __call__(self, x: Tensor, weight: Tensor, *buffers: Tensor) -> Tensor:
-            if not buffers:
-                ran.append(self.kernel)
-            return super().__call__(x, weight, *buffers)
+        off = 0.0
+
+        def __call__(self, x: Tensor, weight: Tensor, *out: Tensor) -> Tensor:
+            found = super().__call__(x, weight, *out)
+            if out:  # while it is tried
+                return found
+            ran.append(self.kernel)
+            return found + self.off
 
     monkeypatch.setitem(GEOMETRIES, "cut", GEOMETRIES["qwen3-0.6b"] | {"num_hidden_layers": 2})
     monkeypatch.setattr(library_products, "LEAST_GAIN", -10.0)
@@ -182,3 +192,6 @@ def test_a_scorer_takes_what_was_chosen_and_keeps_its_scores(
     assert not ran
     np.testing.assert_array_equal(scores(512), own)
     assert ran
+    # Control: other products in the forward than were compared.
+    monkeypatch.setattr(Watched, "off", 0.5)
+    assert not np.array_equal(scores(512), own)

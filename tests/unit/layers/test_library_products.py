@@ -2,29 +2,33 @@
 
 import ctypes
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.kernels import cublaslt
-from hiscore.kernels.cublaslt import CLUSTERS, TILES, Kernel
-from hiscore.layers.library_products import TILES_TRIED, LibraryProducts, tiles_by_time
+from hiscore.kernels.cublaslt import CLUSTERS, TILES, Kernel, Product, Refused
+from hiscore.layers import library_products
+from hiscore.layers.library_products import TILES_TRIED, LibraryProducts, fastest, tiles_by_time
 from hiscore.layers.triton_ops import TritonOps
-from hiscore.layers.weights import Linear, Mlp
+from hiscore.layers.weights import LayerWeights, Linear, Mlp
 from tests.support.layers import layer_of, random
 
 FASTEST = [
-    # Rows, outputs and the fastest tile of 40, each by some 6 kernels, on an H200.
+    # Rows, outputs and the fastest tile of 40, on an H200 (perf/results/h200/kernel_search.txt).
     (320, 1_024, (64, 40)),
     (832, 1_024, (64, 104)),
     (704, 1_024, (64, 88)),
     (1_152, 1_024, (128, 72)),
     (1_920, 1_024, (128, 120)),
-    (1_792, 4_096, (256, 112)),
+    (1_792, 4_096, (128, 224)),
     (320, 6_144, (192, 80)),
     (1_920, 6_144, (256, 176)),
     (320, 2_560, (64, 112)),
@@ -83,29 +87,91 @@ def test_only_a_product_of_that_shape_without_bias_takes_the_kernel() -> None:
     assert calls == [(4, 8)] * 2
 
 
-def test_nothing_is_tried_where_there_is_no_hopper() -> None:
-    assert LibraryProducts.measure([layer_of(None, None)], [128], multiprocessors=0).chosen == {}
+def layer_in(dtype: torch.dtype) -> LayerWeights:
+    """A layer whose weights all are one."""
+    weight = Linear(random(64, 64).to(dtype))
+    return replace(layer_of(None, None), qkv=weight, output=weight, mlp=Mlp(weight, weight))
 
 
-def test_weights_of_more_than_16_bits_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a kernel would be tried, and there may be no GPU in this test."""
+@pytest.mark.parametrize(("dtype", "multiprocessors", "tried"), [
+    (torch.bfloat16, 132, {128, 2_304}), (torch.bfloat16, 0, set()), (torch.float32, 132, set()),
+])  # fmt: skip
+def test_kernels_are_tried_on_a_hopper_for_few_rows_in_16_bits(
+    dtype: torch.dtype, multiprocessors: int, tried: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = set()
+
+    def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> None:
+        asked.add(rows)
+
+    monkeypatch.setattr(library_products, "fastest", fastest)
     monkeypatch.setattr(cublaslt, "is_available", lambda: True)
-    assert LibraryProducts.measure([layer_of(None, None)], [128], multiprocessors=132).chosen == {}
+    LibraryProducts.measure([layer_in(dtype)], [128, 2_304, 2_560], multiprocessors)
+    assert asked == tried
+
+
+class Kernels:
+    """Kernels that compute on the CPU, and how long each takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._times: dict[Product | None, float] = {None: 10.0}
+        monkeypatch.setattr(library_products, "products_to_try", lambda *_: [*self._times][1:])
+        monkeypatch.setattr(library_products, "in_turns", self._in_turns)
+
+    def add(self, microseconds: float, compute: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Product:
+        product = cast(Product, compute)
+        self._times[product] = microseconds
+        return product
+
+    def _in_turns(self, arms: Iterable[Product | None], rounds: int = 7) -> dict[Product | None, float]:
+        return {arm: self._times[arm] for arm in arms}
+
+
+def right(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    return torch.mm(x, weight.T, out=out)
+
+
+def test_the_fastest_kernel_is_taken_if_it_gains_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, weights = Kernels(monkeypatch), [random(6, 8)]
+    assert fastest(weights, 4, 132) is None
+    kernels.add(9.9, lambda *tensors: right(*tensors))
+    assert fastest(weights, 4, 132) is None
+    faster = kernels.add(9.0, lambda *tensors: right(*tensors))
+    kernels.add(9.5, lambda *tensors: right(*tensors))
+    assert fastest(weights, 4, 132) is faster
+
+
+@pytest.mark.parametrize("what", ["other bits", "nothing", "refused"])
+def test_a_kernel_without_the_librarys_bits_is_not_taken(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        if what == "refused":
+            raise Refused("status 15")
+        return out if what == "nothing" else right(x, weight, out).add_(2**-20)
+
+    kernels, weights = Kernels(monkeypatch), [random(6, 8)]
+    # Its result is where the next kernel writes.
+    taken = kernels.add(9.0, right)
+    kernels.add(1.0, wrong)
+    assert fastest(weights, 4, 132) is taken
+    assert (
+        "4x8 by 8x6: cuBLASLt has kernels without the bits of its own choice, which are not used: 1"
+        in caplog.text
+    )
 
 
 def test_without_the_library_a_model_is_served_by_what_torch_chooses(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def not_there(name: str) -> None:
+    def not_there(name: str, mode: int) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    weight = Linear(random(64, 64).bfloat16())
-    layer = replace(layer_of(None, None), qkv=weight, output=weight, mlp=Mlp(weight, weight))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(ctypes, "CDLL", not_there)
     cublaslt._library.cache_clear()
-    assert LibraryProducts.measure([layer], [128], multiprocessors=132).chosen == {}
-    assert "cuBLASLt is not found" in caplog.text
+    assert LibraryProducts.measure([layer_in(torch.bfloat16)], [128], multiprocessors=132).chosen == {}
+    assert "cuBLASLt is not loaded" in caplog.text
 
 
 def test_a_kernel_is_told_by_its_numbers() -> None:
