@@ -1,10 +1,19 @@
 """The server's three TCP ports, as set or free ones."""
 
+import random
 import socket
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from hiscore.launcher.addresses import family
 from hiscore.launcher.errors import LaunchError
+
+FIRST = 10_000
+"""Of the ports that are chosen: most services have lower ones."""
+OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+TRIES = 100
+"""Before any port will do."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +55,37 @@ class Ports:
         return [(name, port) for name, port in numbered if port and not is_free(address, port)]
 
 
-def free_ports(address: str, count: int) -> list[int]:
-    """Some free ports."""
-    # Held at the same time, so that they differ.
-    sockets = [socket.socket(family(address)) for _ in range(count)]
+def free_ports(address: str, count: int, outgoing: Path = OUTGOING) -> list[int]:
+    """Some free ports, none of those that the system gives to outgoing connections.
+
+    One of these could get a port before the server listens there, and leave it again before anybody sees why.
+
+    Args:
+        address: Where they are free.
+        count: How many.
+        outgoing: The first and the last port of outgoing connections. Where it cannot be read, or leaves too few,
+            any port may be chosen.
+    """
+    with ExitStack() as held:  # at the same time, so that they differ
+        return [_hold_one(address, held, _others(outgoing)) for _ in range(count)]
+
+
+def _hold_one(address: str, held: ExitStack, numbers: range) -> int:
+    sock = held.enter_context(socket.socket(family(address)))
+    for port in random.SystemRandom().sample(numbers, min(len(numbers), TRIES)):
+        with suppress(OSError):
+            sock.bind((address, port))
+            return port
+    sock.bind((address, 0))
+    return int(sock.getsockname()[1])
+
+
+def _others(outgoing: Path) -> range:
     try:
-        for each in sockets:
-            each.bind((address, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+        first = int(outgoing.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return range(0)
+    return range(FIRST, first)
 
 
 def is_free(address: str, port: int) -> bool:
