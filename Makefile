@@ -10,8 +10,8 @@ CPU_TORCH := PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 # One pytest worker per core.
 PARALLEL := -n auto --maxprocesses 8
 # A worker of the server tests often waits, for servers that start, drain and stop: one more than cores, at most 3,
-# and as many as have 3 GiB each for their servers. The longest files come first (tests/server/conftest.py).
-SERVER_WORKERS = $(or $(shell awk -v cores=$$(nproc) '/^MemAvailable/ { n = int($$2 / (3 * 2^20)) } \
+# and as many as have 8 GiB each for their servers. The longest files come first (tests/server/conftest.py).
+SERVER_WORKERS = $(or $(shell awk -v cores=$$(nproc) '/^MemAvailable/ { n = int($$2 / (8 * 2^20)) } \
 	END { if (n > cores + 1) n = cores + 1; if (n > 3) n = 3; if (n < 1) n = 1; print n }' /proc/meminfo 2>/dev/null),1)
 PARALLEL_SERVERS = -n $(SERVER_WORKERS) --dist loadfile --no-loadscope-reorder
 
