@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 @cache
 def capture_stream(device: int) -> torch.cuda.Stream:
-    """Where a device's graphs are captured: one stream, since cuBLAS has a work space of 32 MiB for each."""
+    """Where a device's graphs are captured: one stream, since cuBLAS has a workspace of 32 MiB for each."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
-def garbage_kept() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """A context without garbage collection: a graph that is destroyed while another is captured spoils it."""
     enabled = gc.isenabled()
     gc.disable()
@@ -34,7 +34,7 @@ def garbage_kept() -> Iterator[None]:
 class GraphCapture:
     """A context in which graphs are captured; capture the largest first, so that the others reuse its memory.
 
-    Garbage collection pauses inside: a graph that is destroyed during the capture of another one spoils it.
+    Garbage collection pauses inside.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,17 +43,18 @@ class GraphCapture:
         self._device = device
         self._pool: Any = None
         self._reserved_before = 0
+        self._paused = ExitStack()
 
     def __enter__(self) -> "GraphCapture":
         self._reserved_before = torch.cuda.memory_reserved(self._device)
         gc.collect()
-        gc.disable()
+        self._paused.enter_context(garbage_collection_paused())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        gc.enable()
+        self._paused.close()
         self.bytes = torch.cuda.memory_reserved(self._device) - self._reserved_before
 
     def capture(

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from hiscore.graph_capture import capture_stream, garbage_kept
+from hiscore.graph_capture import capture_stream, garbage_collection_paused
 
 Runs = Sequence[Callable[[], object]]
 """As many as a model has layers, so that the host's launch is hidden behind the GPU's work."""
@@ -17,7 +17,7 @@ def in_turns(arms: Mapping[Arm, Runs], rounds: int = 7) -> dict[Arm, float]:
     """GPU time of one run of each arm, in turns, so that each is timed at the clock that the loaded GPU keeps.
 
     Args:
-        arms: What is compared. All of it has run before.
+        arms: What is compared; for each see `graph_of`.
         rounds: Replays of each that are measured, each behind one that is not.
 
     Returns:
@@ -38,7 +38,7 @@ def in_turns(arms: Mapping[Arm, Runs], rounds: int = 7) -> dict[Arm, float]:
 
 
 def graph_of(runs: Runs) -> torch.cuda.CUDAGraph:
-    """Capture runs one after another; all of them have run before.
+    """Capture runs one after another; their kernels have been compiled and loaded.
 
     Unlike `torch.cuda.graph` it does not empty the allocator's cache, which takes longer than a short graph.
 
@@ -47,7 +47,8 @@ def graph_of(runs: Runs) -> torch.cuda.CUDAGraph:
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with garbage_kept(), torch.cuda.stream(capture_stream(torch.cuda.current_device())):
+    stream = capture_stream(torch.cuda.current_device())
+    with garbage_collection_paused(), torch.cuda.stream(stream):
         # Other threads may use the device meanwhile.
         graph.capture_begin(capture_error_mode="thread_local")
         try:

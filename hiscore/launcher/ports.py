@@ -11,9 +11,10 @@ from hiscore.launcher.errors import LaunchError
 
 FIRST = 10_000
 """Of the ports that are chosen: most services have lower ones."""
-OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 TRIES = 100
 """Before any port will do."""
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""The first and the last port that Linux gives to outgoing connections."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,26 @@ class Ports:
         return [(name, port) for name, port in numbered if port and not is_free(address, port)]
 
 
-def free_ports(address: str, count: int, outgoing: Path = OUTGOING) -> list[int]:
-    """Some free ports, none of those that the system gives to outgoing connections.
+def free_ports(address: str, count: int, ephemeral: Path = EPHEMERAL) -> list[int]:
+    """Some free ports, none of them ephemeral.
 
-    One of these could get a port before the server listens there, and leave it again before anybody sees why.
+    An outgoing connection could take an ephemeral one before the server listens there, and be closed before the
+    launcher looks which port was taken.
 
     Args:
         address: Where they are free.
         count: How many.
-        outgoing: The first and the last port of outgoing connections. Where it cannot be read, or leaves too few,
-            any port may be chosen.
+        ephemeral: See `EPHEMERAL`. Where it cannot be read, or leaves too few others, any port may be chosen.
     """
+    numbers = _below(ephemeral)
     with ExitStack() as held:  # at the same time, so that they differ
-        return [_hold_one(address, held, _others(outgoing)) for _ in range(count)]
+        return [
+            _bind_one(held.enter_context(socket.socket(family(address))), address, numbers)
+            for _ in range(count)
+        ]
 
 
-def _hold_one(address: str, held: ExitStack, numbers: range) -> int:
-    sock = held.enter_context(socket.socket(family(address)))
+def _bind_one(sock: socket.socket, address: str, numbers: range) -> int:
     for port in random.SystemRandom().sample(numbers, min(len(numbers), TRIES)):
         with suppress(OSError):
             sock.bind((address, port))
@@ -80,12 +84,11 @@ def _hold_one(address: str, held: ExitStack, numbers: range) -> int:
     return int(sock.getsockname()[1])
 
 
-def _others(outgoing: Path) -> range:
+def _below(ephemeral: Path) -> range:
     try:
-        first = int(outgoing.read_text().split()[0])
+        return range(FIRST, int(ephemeral.read_text().split()[0]))
     except (OSError, ValueError, IndexError):
         return range(0)
-    return range(FIRST, first)
 
 
 def is_free(address: str, port: int) -> bool:

@@ -5,13 +5,13 @@ idle. Few others need to be tried: how long a tile takes, and how many follow ea
 known beforehand. Where sums are never split (`device.fix_product_sums`), all of them have the same bits.
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class LibraryProducts:
         """
         begin, tried = time.monotonic(), 0
         chosen: dict[tuple[int, int, int], Product] = {}
-        few = sorted({rows for rows in row_counts if rows <= MOST_ROWS}) if multiprocessors else []
+        few = [rows for rows in row_counts if rows <= MOST_ROWS] if multiprocessors else []
         if few and not cublaslt.is_available():
             log.warning(
                 "cuBLASLt is not loaded: PyTorch chooses the kernels of products, which may be slower"
@@ -117,7 +117,7 @@ def products_to_try(
     by_tile: list[list[Product]] = []
     for tile in tiles_by_time(rows, outputs, multiprocessors):
         products = []
-        for cluster, option in product(CLUSTERS, OPTIONS):
+        for cluster, option in itertools.product(CLUSTERS, OPTIONS):
             with suppress(Refused):
                 products.append(Product(rows, outputs, inputs, dtype, Kernel(TILES[tile], cluster, option)))
         if products:

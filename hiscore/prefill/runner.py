@@ -89,7 +89,7 @@ def make_runner(
         pools: Memory to use instead.
         paged_attention: Attention to use instead, on a GPU, if all keys and values are in pages of that pool.
         in_slices: Launch forwards of many rows in slices, on a GPU that has the whole decoder.
-        measure_products: Choose the kernels of products by measurement, where sums are never split.
+        measure_products: Time cuBLASLt's kernels and choose among them; needs `device.fix_product_sums`.
     """
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner

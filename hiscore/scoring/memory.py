@@ -18,7 +18,7 @@ CPU_ATTENTION_BYTES = 3 * 2**26
 PROCESS_BYTES = 2**29
 """Of a process on the host: the interpreter, torch, and what an allocator keeps."""
 CUDA_BYTES = 5 * 2**27
-"""Kernels, those of libraries that are only tried included; graphs, and work spaces of the libraries."""
+"""Kernels, those of libraries that are only tried included; graphs, and workspaces of the libraries."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """GPU time of work that a model repeats in each layer, measured for long enough to be recorded."""
 
-import torch
 import triton
 
 from hiscore.graph_timer import Runs, graph_of
@@ -15,7 +14,6 @@ def microseconds(runs: Runs, warmup_ms: int, measured_ms: int) -> float:
         measured_ms: Replays measured.
     """
     runs[0]()
-    torch.cuda.synchronize()
     median: float = triton.testing.do_bench(
         graph_of(runs).replay, warmup=warmup_ms, rep=measured_ms, return_mode="median"
     )

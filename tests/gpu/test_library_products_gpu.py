@@ -80,11 +80,9 @@ def test_a_kernel_that_cannot_is_refused() -> None:
         Product(*shape, Kernel(TILES[64, 104], CLUSTERS[0], 0))
 
 
-def test_captures_share_a_work_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    (weight,), x = (
-        weights_of("Qwen3-0.6B, output", torch.bfloat16, 1),
-        random(320, 2_048, dtype=torch.bfloat16),
-    )
+def test_captures_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    (weight,) = weights_of("Qwen3-0.6B, output", torch.bfloat16, 1)
+    x = random(320, 2_048, dtype=torch.bfloat16)
     runs = [partial(torch.mm, x, weight.T, out=x.new_empty(320, 1_024))]
     runs[0]()
     graph_of(runs)

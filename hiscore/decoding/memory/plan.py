@@ -21,7 +21,7 @@ DEVICE_SHARE = {"cpu": 0.125, "cuda": 0.25}
 HOST_SHARE = {"cpu": 0.125, "cuda": 0.25}
 """HOST_KV_BYTES if it is not set, of what the host has free, for all GPUs together."""
 LIBRARY_BYTES = {"cpu": 2**27, "cuda": 2**30}
-"""Of the process: kernels, graphs, work spaces of libraries."""
+"""Of the process: kernels, graphs, workspaces of libraries."""
 BUFFERS = ("buffer", "host_page_of", "last_use")
 INDEX = ("index", "device_page_of")
 
