@@ -17,8 +17,10 @@ TYPES = {torch.float16: 2, torch.bfloat16: 14}
 """cudaDataType_t by dtype."""
 FLOAT32_SUMS, FLOAT32_SCALES = 68, 0
 """cublasComputeType_t and cudaDataType_t."""
-TRANSPOSE_A = 3
+TRANSPOSE_A, EPILOGUE, BIAS_POINTER = 3, 7, 8
 """cublasLtMatmulDescAttributes_t."""
+ADD_BIAS = 4
+"""cublasLtEpilogue_t."""
 HOPPER_KERNELS, TMA_STAGES = 66, 35
 """The id of a family of kernels, not documented, and cublasLtMatmulStages_t."""
 TILE, SPLIT_K, OPTION, STAGES, CLUSTER = 1, 2, 5, 6, 8
@@ -93,16 +95,15 @@ class _CheckResult(ctypes.Structure):
 
 
 class Product:
-    """x weight^T, of one shape, by one kernel, on the current device and stream."""
+    """x weight^T + bias, of one shape, by one kernel, on the current device and stream."""
 
-    def __init__(self, rows: int, outputs: int, inputs: int, dtype: torch.dtype, kernel: Kernel) -> None:
+    def __init__(self, rows: int, weight: Tensor, bias: Tensor | None, kernel: Kernel) -> None:
         """Ask the library whether the kernel can compute this product.
 
         Args:
             rows: Of x.
-            outputs: Rows of the weight.
-            inputs: Columns of both.
-            dtype: Of all three matrices: a key of `TYPES`.
+            weight: [outputs, inputs], of a dtype in `TYPES`: one of those that it may be called with.
+            bias: [outputs], of the same dtype: one of those; None: there is none.
             kernel: The kernel.
 
         Raises:
@@ -111,9 +112,9 @@ class Product:
         Source: https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api
         """
         self.kernel = kernel
+        outputs, inputs = weight.shape
         self._shape = (rows, outputs)
-        number = TYPES[dtype]
-        self._operation = _operation()
+        number = TYPES[weight.dtype]
         # Column by column, which is how the library reads: the weight, x and the result, each transposed.
         self._layouts = (
             _layout(number, inputs, outputs),
@@ -124,17 +125,18 @@ class Product:
         of_weight, of_x, of_out = self._layouts
         found = _CheckResult()
         status = _library().cublasLtMatmulAlgoCheck(
-            _handle(), self._operation, of_weight, of_x, of_out, of_out, byref(self._algorithm), byref(found)
+            _handle(), _operation(bias), of_weight, of_x, of_out, of_out, byref(self._algorithm), byref(found)
         )
         if status or found.workspace_bytes:
             raise Refused(f"{kernel} does not multiply {rows}x{inputs} by {inputs}x{outputs}")
 
-    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        """Launch the product. All three matrices are contiguous, and begin at a multiple of 16 bytes.
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """Launch the product. All tensors are contiguous, and begin at a multiple of 16 bytes.
 
         Args:
             x: [rows, inputs].
             weight: [outputs, inputs].
+            bias: [outputs]; None if there was none at first.
             out: [rows, outputs]; None: a new one.
 
         Returns:
@@ -148,7 +150,7 @@ class Product:
         of_weight, of_x, of_out = self._layouts
         result = c_void_p(out.data_ptr())
         status = _library().cublasLtMatmul(
-            _handle(), self._operation, byref(c_float(1.0)),
+            _handle(), _operation(bias), byref(c_float(1.0)),
             c_void_p(weight.data_ptr()), of_weight, c_void_p(x.data_ptr()), of_x, byref(c_float(0.0)),
             result, of_out, result, of_out, byref(self._algorithm), None, c_size_t(0),
             c_void_p(torch.cuda.current_stream(x.device).cuda_stream),
@@ -182,15 +184,24 @@ def _check(status: int, what: str) -> None:
         raise Refused(f"cuBLASLt refuses {what}: status {status}")
 
 
+def _operation(bias: Tensor | None) -> c_void_p:
+    return _operation_with(None if bias is None else bias.data_ptr())
+
+
 @cache
-def _operation() -> c_void_p:
-    operation, transposed = c_void_p(), c_int(1)
-    library = _library()
-    _check(library.cublasLtMatmulDescCreate(byref(operation), FLOAT32_SUMS, FLOAT32_SCALES), "an operation")
-    status = library.cublasLtMatmulDescSetAttribute(
-        operation, TRANSPOSE_A, byref(transposed), c_size_t(ctypes.sizeof(transposed))
-    )
-    _check(status, "a transposed matrix")
+def _operation_with(bias: int | None) -> c_void_p:
+    """A product, and its bias by address."""
+    operation = c_void_p()
+    status = _library().cublasLtMatmulDescCreate(byref(operation), FLOAT32_SUMS, FLOAT32_SCALES)
+    _check(status, "an operation")
+    attributes: list[tuple[int, ctypes._SimpleCData[int]]] = [(TRANSPOSE_A, c_int(1))]
+    if bias is not None:
+        attributes += [(EPILOGUE, c_int(ADD_BIAS)), (BIAS_POINTER, c_void_p(bias))]
+    for attribute, value in attributes:
+        status = _library().cublasLtMatmulDescSetAttribute(
+            operation, attribute, byref(value), c_size_t(ctypes.sizeof(value))
+        )
+        _check(status, f"attribute {attribute} of an operation")
     return operation
 
 

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hiscore.graph_timer import in_turns
+from hiscore.graph_timer import Runs, in_turns
 from hiscore.kernels import cublaslt, gated_mlp
 from hiscore.kernels.cublaslt import CLUSTERS, OPTIONS, TILES, TYPES, Kernel, Product, Refused
 from hiscore.layers.weights import LayerWeights, Linear, Mlp, Projection
@@ -40,10 +40,10 @@ class LibraryProducts:
     """The products whose kernel is not the library's own choice.
 
     Attributes:
-        chosen: By rows, outputs and inputs.
+        chosen: By rows, outputs and inputs, and whether there is a bias.
     """
 
-    chosen: dict[tuple[int, int, int], Product] = field(default_factory=dict)
+    chosen: dict[tuple[int, int, int, bool], Product] = field(default_factory=dict)
 
     @classmethod
     def measure(
@@ -57,21 +57,21 @@ class LibraryProducts:
             multiprocessors: Of the GPU, a Hopper; 0: nothing is tried.
         """
         begin, tried = time.monotonic(), 0
-        chosen: dict[tuple[int, int, int], Product] = {}
+        chosen: dict[tuple[int, int, int, bool], Product] = {}
         few = [rows for rows in row_counts if rows <= MOST_ROWS] if multiprocessors else []
         if few and not cublaslt.is_available():
             log.warning(
                 "cuBLASLt is not loaded: PyTorch chooses the kernels of products, which may be slower"
             )
             few = []
-        for gated, weights in _products(layers):
-            outputs, inputs = weights[0].shape
+        for gated, projections in _products(layers):
+            (outputs, inputs), biased = projections[0].weight.shape, projections[0].bias is not None
             for rows in few:
                 if gated and gated_mlp.tile_for(rows, inputs, outputs // 2, multiprocessors):
                     continue
                 tried += 1
-                if (taken := fastest(weights, rows, multiprocessors)) is not None:
-                    chosen[rows, outputs, inputs] = taken
+                if (taken := fastest(projections, rows, multiprocessors)) is not None:
+                    chosen[rows, outputs, inputs, biased] = taken
         if tried:
             seconds = time.monotonic() - begin
             message = "measured %d products in %.1f s: for %d cuBLASLt has a faster kernel than it chooses"
@@ -81,12 +81,13 @@ class LibraryProducts:
 
     def multiply(self, projection: Projection, x: Tensor) -> Tensor | None:
         """A projection of x; None: the library chooses the kernel."""
-        if not isinstance(projection, Linear) or projection.bias is not None:
+        if not isinstance(projection, Linear):
             return None
-        chosen = self.chosen.get((len(x), *projection.weight.shape))
-        if chosen is None or not (_fits(x) and _fits(projection.weight)):
+        weight, bias = projection.weight, projection.bias
+        chosen = self.chosen.get((len(x), *weight.shape, bias is not None))
+        if chosen is None or not (_is_read(x) and _fits(projection)):
             return None
-        return chosen(x, projection.weight)
+        return chosen(x, weight, bias)
 
 
 def tiles_by_time(rows: int, outputs: int, multiprocessors: int) -> list[tuple[int, int]]:
@@ -110,16 +111,21 @@ def tiles_by_time(rows: int, outputs: int, multiprocessors: int) -> list[tuple[i
     return sorted(TILES, key=lambda tile: (cycles(tile), -tile[0] * tile[1]))
 
 
-def products_to_try(
-    rows: int, outputs: int, inputs: int, dtype: torch.dtype, multiprocessors: int
-) -> list[Product]:
-    """Every kernel for this shape whose tile is among the most promising ones. For the arguments see `Product`."""
+def products_to_try(projection: Linear, rows: int, multiprocessors: int) -> list[Product]:
+    """Every kernel for projections of this shape whose tile is among the most promising ones.
+
+    Args:
+        projection: One of them.
+        rows: Of what they multiply.
+        multiprocessors: Of the GPU, a Hopper.
+    """
+    weight, bias = projection.weight, projection.bias
     by_tile: list[list[Product]] = []
-    for tile in tiles_by_time(rows, outputs, multiprocessors):
+    for tile in tiles_by_time(rows, len(weight), multiprocessors):
         products = []
         for cluster, option in itertools.product(CLUSTERS, OPTIONS):
             with suppress(Refused):
-                products.append(Product(rows, outputs, inputs, dtype, Kernel(TILES[tile], cluster, option)))
+                products.append(Product(rows, weight, bias, Kernel(TILES[tile], cluster, option)))
         if products:
             by_tile.append(products)
         if len(by_tile) == TILES_TRIED:
@@ -127,20 +133,20 @@ def products_to_try(
     return [each for products in by_tile for each in products]
 
 
-def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> Product | None:
-    """The kernel for products with weights of one shape; None: none is faster than what the library chooses.
+def fastest(projections: Sequence[Linear], rows: int, multiprocessors: int) -> Product | None:
+    """The kernel for projections of one shape; None: none is faster than what the library chooses.
 
     Args:
-        weights: [outputs, inputs] each.
+        projections: All with a bias, or all without.
         rows: Of what they multiply.
         multiprocessors: Of the GPU.
     """
-    first = weights[0]
-    outputs, inputs = first.shape
-    generator = torch.Generator(first.device).manual_seed(0)
-    x = torch.randn(rows, inputs, generator=generator, dtype=first.dtype, device=first.device)
-    out, expected = first.new_empty(rows, outputs), torch.mm(x, first.T)
-    tried = products_to_try(rows, outputs, inputs, first.dtype, multiprocessors)
+    first = projections[0]
+    outputs, inputs = first.weight.shape
+    generator = torch.Generator(first.weight.device).manual_seed(0)
+    x = first.weight.new_empty(rows, inputs).normal_(generator=generator)
+    out, expected = x.new_empty(rows, outputs), first(x)
+    tried = products_to_try(first, rows, multiprocessors)
     found = [each for each in tried if _has_bits(each, x, first, out, expected)]
     if len(found) < len(tried):
         message = (
@@ -149,39 +155,48 @@ def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> Produ
         log.warning(message, rows, inputs, inputs, outputs, len(tried) - len(found))
     if not found:
         return None
-    turns = weights[: max(2, CACHE_BYTES // first.nbytes)]
-    runs = {each: [partial(each, x, weight, out) for weight in turns] for each in found}
+    turns = projections[: max(2, CACHE_BYTES // first.weight.nbytes)]
+    runs = {each: [partial(each, x, turn.weight, turn.bias, out) for turn in turns] for each in found}
     times = in_turns(runs, rounds=1)
     best = sorted(found, key=times.__getitem__)[:KERNELS_COMPARED]
-    own = [partial(torch.mm, x, weight.T, out=out) for weight in turns]
-    arms: dict[Product | None, list[partial[Tensor]]] = {None: own, **{each: runs[each] for each in best}}
-    times_in_turns = in_turns(arms)
+    arms: dict[Product | None, Runs] = {None: [partial(_of_library, x, turn, out) for turn in turns]}
+    times_in_turns = in_turns(arms | {each: runs[each] for each in best})
     taken = min(best, key=times_in_turns.__getitem__)
     return taken if times_in_turns[taken] < (1 - LEAST_GAIN) * times_in_turns[None] else None
 
 
-def _has_bits(product: Product, x: Tensor, weight: Tensor, out: Tensor, expected: Tensor) -> bool:
+def _of_library(x: Tensor, projection: Linear, out: Tensor) -> Tensor:
+    weight, bias = projection.weight, projection.bias
+    return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
+
+
+def _has_bits(product: Product, x: Tensor, projection: Linear, out: Tensor, expected: Tensor) -> bool:
     # What another kernel left there would pass for the result of one that writes nothing.
     out.fill_(torch.nan)
     try:
-        return torch.equal(product(x, weight, out), expected)
+        return torch.equal(product(x, projection.weight, projection.bias, out), expected)
     except Refused:
         return False
 
 
-def _products(layers: Sequence[LayerWeights]) -> list[tuple[bool, list[Tensor]]]:
-    """The weights of a model's products in 16 bits by shape, and whether they are those of gate and up."""
-    found: dict[tuple[bool, torch.Size], list[Tensor]] = {}
+def _products(layers: Sequence[LayerWeights]) -> list[tuple[bool, list[Linear]]]:
+    """A model's projections in 16 bits by shape and bias, and whether kernels of ours may compute them."""
+    found: dict[tuple[bool, bool, torch.Size], list[Linear]] = {}
     for layer in layers:
         mlp = layer.mlp if isinstance(layer.mlp, Mlp) else None
         for projection in (layer.qkv, layer.output, *((mlp.gate_up, mlp.down) if mlp else ())):
-            if isinstance(projection, Linear) and projection.bias is None:
-                weight, gated = projection.weight, mlp is not None and projection is mlp.gate_up
-                if weight.dtype in TYPES and _fits(weight):
-                    found.setdefault((gated, weight.shape), []).append(weight)
-    return [(gated, weights) for (gated, _), weights in found.items()]
+            if isinstance(projection, Linear) and projection.weight.dtype in TYPES and _fits(projection):
+                biased = projection.bias is not None
+                gated = not biased and mlp is not None and projection is mlp.gate_up
+                found.setdefault((gated, biased, projection.weight.shape), []).append(projection)
+    return [(gated, projections) for (gated, *_), projections in found.items()]
 
 
-def _fits(matrix: Tensor) -> bool:
-    """Whether a kernel may read a matrix."""
-    return matrix.is_contiguous() and matrix.data_ptr() % 16 == 0
+def _fits(projection: Linear) -> bool:
+    """Whether a kernel may read a projection's weight and bias."""
+    weight, bias = projection.weight, projection.bias
+    return _is_read(weight) and (bias is None or (bias.dtype == weight.dtype and _is_read(bias)))
+
+
+def _is_read(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0

@@ -19,6 +19,16 @@ _QWEN3: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
+_QWEN2: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "torch_dtype": "bfloat16",
+}
+
 # Attention as in the real model, which has 61 layers (3 without experts), 256 experts and a larger vocabulary.
 _DEEPSEEK: dict[str, Any] = {
     "architectures": ["DeepseekV32ForCausalLM"],
@@ -102,6 +112,28 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
         "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
+    "qwen2.5-0.5b": _QWEN2
+    | {
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4_864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-7b": _QWEN2
+    | {
+        "vocab_size": 152_064,
+        "hidden_size": 3_584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
         "tie_word_embeddings": False,
     },
     "deepseek-v3.2-cut": _DEEPSEEK,

@@ -168,13 +168,16 @@ def scales(config: dict[str, Any], all_shapes: dict[str, tuple[int, ...]]) -> di
 def _grouped_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     hidden, dim = config["hidden_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    if config["model_type"] == "qwen2":
+        heads = {"q_proj.bias": (q,), "k_proj.bias": (kv,), "v_proj.bias": (kv,)}
+    else:
+        heads = {"q_norm.weight": (dim,), "k_norm.weight": (dim,)}
     return {
         "self_attn.q_proj.weight": (q, hidden),
         "self_attn.k_proj.weight": (kv, hidden),
         "self_attn.v_proj.weight": (kv, hidden),
         "self_attn.o_proj.weight": (hidden, q),
-        "self_attn.q_norm.weight": (dim,),
-        "self_attn.k_norm.weight": (dim,),
+        **{f"self_attn.{name}": shape for name, shape in heads.items()},
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
         **_experts(config, "num_experts"),

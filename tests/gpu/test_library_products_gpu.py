@@ -49,41 +49,51 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
 
 
-def weights_of(name: str, dtype: torch.dtype, count: int = 2) -> list[Tensor]:
+def projections_of(name: str, dtype: torch.dtype, biased: bool = False, count: int = 2) -> list[Linear]:
     outputs, inputs = SHAPES[name]
-    return [random(outputs, inputs, dtype=dtype, seed=seed) / inputs**0.5 for seed in range(count)]
+    return [
+        Linear(
+            random(outputs, inputs, dtype=dtype, seed=seed) / inputs**0.5,
+            random(outputs, dtype=dtype, seed=seed) if biased else None,
+        )
+        for seed in range(count)
+    ]
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [128, 320, 832, 1_920])
 @pytest.mark.parametrize("name", SHAPES)
-def test_all_that_may_be_tried_have_the_librarys_bits(name: str, rows: int, dtype: torch.dtype) -> None:
-    (outputs, inputs), (weight, other) = SHAPES[name], weights_of(name, dtype)
-    x = random(rows, inputs, dtype=dtype, seed=7)
-    expected, wrong = (torch.nn.functional.linear(x, each) for each in (weight, other))
-    products = products_to_try(rows, outputs, inputs, dtype, hopper_sm_count())
+def test_all_that_may_be_tried_have_the_librarys_bits(
+    name: str, rows: int, dtype: torch.dtype, biased: bool
+) -> None:
+    one, other = projections_of(name, dtype, biased)
+    x = random(rows, one.weight.shape[1], dtype=dtype, seed=7)
+    expected, wrong = one(x), other(x)
+    products = products_to_try(one, rows, hopper_sm_count())
     assert 1 <= len({product.kernel.tile for product in products}) <= TILES_TRIED
     for product in products:
         out = torch.full_like(expected, torch.nan)
-        assert product(x, weight, out) is out
+        assert product(x, one.weight, one.bias, out) is out
         assert torch.equal(out, expected)
-        # Control: another weight.
-        assert not torch.equal(product(x, other), expected)
-        assert torch.equal(product(x, other), wrong)
+        # Controls: another weight, and another bias.
+        assert not torch.equal(product(x, other.weight, one.bias), expected)
+        assert torch.equal(product(x, one.weight, other.bias), expected) != biased
+        assert torch.equal(product(x, other.weight, other.bias), wrong)
 
 
 def test_a_kernel_that_cannot_is_refused() -> None:
     """A tile of 104 rows cannot be cut into two of 64."""
-    shape = (320, 1_024, 2_048, torch.bfloat16)
-    Product(*shape, Kernel(TILES[64, 104], CLUSTERS[0], 1))
+    (one,) = projections_of("Qwen3-0.6B, output", torch.bfloat16, count=1)
+    Product(320, one.weight, None, Kernel(TILES[64, 104], CLUSTERS[0], 1))
     with pytest.raises(Refused, match="does not multiply 320x2048 by 2048x1024"):
-        Product(*shape, Kernel(TILES[64, 104], CLUSTERS[0], 0))
+        Product(320, one.weight, None, Kernel(TILES[64, 104], CLUSTERS[0], 0))
 
 
 def test_captures_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    (weight,) = weights_of("Qwen3-0.6B, output", torch.bfloat16, 1)
+    (one,) = projections_of("Qwen3-0.6B, output", torch.bfloat16, count=1)
     x = random(320, 2_048, dtype=torch.bfloat16)
-    runs = [partial(torch.mm, x, weight.T, out=x.new_empty(320, 1_024))]
+    runs = [partial(torch.mm, x, one.weight.T, out=x.new_empty(320, 1_024))]
     runs[0]()
     graph_of(runs)
     before = torch.cuda.memory_allocated()
@@ -95,23 +105,24 @@ def test_captures_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.cuda.memory_allocated() > before
 
 
-def test_a_graph_replays_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_graph_replays_what_was_chosen(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On other numbers than were there at the capture. A kernel is taken however slow, so no clock decides."""
     monkeypatch.setattr(library_products, "LEAST_GAIN", -10.0)
-    weights = weights_of("Qwen3-0.6B, output", torch.bfloat16)
-    product = fastest(weights, 320, hopper_sm_count())
+    projections = projections_of("Qwen3-0.6B, output", torch.bfloat16, biased)
+    product = fastest(projections, 320, hopper_sm_count())
     assert product is not None
-    chosen = LibraryProducts({(320, 1_024, 2_048): product})
+    chosen = LibraryProducts({(320, 1_024, 2_048, biased): product})
     ops = TritonOps(1, 1, 2, 1e-6, "silu", library_products=chosen)
     x = random(320, 2_048, dtype=torch.bfloat16, seed=1)
-    ops.project(Linear(weights[0]), x)
+    ops.project(projections[0], x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = ops.project(Linear(weights[0]), x)
-    before = torch.nn.functional.linear(x, weights[0])
+        found = ops.project(projections[0], x)
+    before = projections[0](x)
     x.copy_(random(320, 2_048, dtype=torch.bfloat16, seed=2))
     graph.replay()
-    assert torch.equal(found, torch.nn.functional.linear(x, weights[0]))
+    assert torch.equal(found, projections[0](x))
     assert not torch.equal(found, before)
 
 
@@ -119,23 +130,26 @@ def test_a_kernel_with_other_bits_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(Product):
-        def __call__(self, x: Tensor, weight: Tensor, *buffers: Tensor) -> Tensor:
-            return super().__call__(x, weight, *buffers).add_(2**-10)
+        def __call__(
+            self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
+        ) -> Tensor:
+            return super().__call__(x, weight, bias, out).add_(2**-10)
 
     monkeypatch.setattr(library_products, "LEAST_GAIN", -10.0)
     monkeypatch.setattr(library_products, "Product", Wrong)
     with caplog.at_level(logging.WARNING):
-        assert fastest(weights_of("Qwen3-0.6B, output", torch.bfloat16), 320, hopper_sm_count()) is None
+        projections = projections_of("Qwen3-0.6B, output", torch.bfloat16)
+        assert fastest(projections, 320, hopper_sm_count()) is None
     assert "without the bits of its own choice" in caplog.text
 
 
 def test_a_models_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of 16 bits without bias, at few rows, and gate and up only where no kernel of ours computes them."""
+    """Those of 16 bits, at few rows, and gate and up only where no kernel of ours computes them."""
     asked: list[tuple[int, int, int]] = []
 
-    def watched(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> None:
-        assert len(weights) == 2
-        asked.append((rows, *weights[0].shape))
+    def watched(projections: Sequence[Linear], rows: int, multiprocessors: int) -> None:
+        assert len(projections) == 2
+        asked.append((rows, *projections[0].weight.shape))
 
     monkeypatch.setattr(library_products, "fastest", watched)
 
@@ -144,6 +158,7 @@ def test_a_models_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
             return Linear(random(outputs, inputs, dtype=torch.bfloat16, seed=seed))
 
         mlp = Mlp(linear(6_144, 1_024), linear(1_024, 3_072))
+        # A bias in another dtype is not read by these kernels.
         qkv = Linear(linear(4_096, 1_024).weight, torch.zeros(4_096))
         return LayerWeights(None, qkv, None, None, linear(1_024, 2_048), None, None, mlp, None)
 
@@ -157,22 +172,27 @@ def test_a_models_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen2.5-0.5b"])
 def test_a_scorer_takes_what_was_chosen_and_keeps_its_scores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[Kernel] = []
+    """The second has biases."""
+    biased = model == "qwen2.5-0.5b"
+    ran: list[bool] = []
 
     class Watched(Product):
         off = 0.0
 
-        def __call__(self, x: Tensor, weight: Tensor, *out: Tensor) -> Tensor:
-            found = super().__call__(x, weight, *out)
-            if out:  # while it is tried
+        def __call__(
+            self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
+        ) -> Tensor:
+            found = super().__call__(x, weight, bias, out)
+            if out is not None:  # while it is tried
                 return found
-            ran.append(self.kernel)
+            ran.append(bias is not None)
             return found + self.off
 
-    monkeypatch.setitem(GEOMETRIES, "cut", GEOMETRIES["qwen3-0.6b"] | {"num_hidden_layers": 2})
+    monkeypatch.setitem(GEOMETRIES, "cut", GEOMETRIES[model] | {"num_hidden_layers": 2})
     monkeypatch.setattr(library_products, "LEAST_GAIN", -10.0)
     monkeypatch.setattr(library_products, "Product", Watched)
     random_checkpoint.write_config("cut", tmp_path, 1_024)
@@ -189,7 +209,7 @@ def test_a_scorer_takes_what_was_chosen_and_keeps_its_scores(
     own = scores(0)
     assert not ran
     np.testing.assert_array_equal(scores(512), own)
-    assert ran
+    assert biased in ran
     # Control: other products in the forward than were compared.
     monkeypatch.setattr(Watched, "off", 0.5)
     assert not np.array_equal(scores(512), own)

@@ -17,6 +17,7 @@ from hiscore.kernels import cublaslt
 from hiscore.kernels.cublaslt import CLUSTERS, TILES, Kernel, Product, Refused
 from hiscore.layers import library_products
 from hiscore.layers.library_products import TILES_TRIED, LibraryProducts, fastest, tiles_by_time
+from hiscore.layers.products import linear
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import LayerWeights, Linear, Mlp
 from tests.support.layers import layer_of, random
@@ -60,26 +61,29 @@ def test_tiles_have_the_librarys_numbers() -> None:
         assert re.search(rf"CLUSTER_SHAPE_{name} *= *{cluster}\b", headers[0].read_text())
 
 
-def test_only_a_product_of_that_shape_without_bias_takes_the_kernel() -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_only_a_product_of_that_shape_takes_the_kernel(biased: bool) -> None:
     calls = []
 
-    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         calls.append(x.shape)
-        return x @ weight.T
+        return torch.nn.functional.linear(x, weight, bias)
 
     weight, x = random(6, 8), random(4, 8, seed=1)
-    chosen = LibraryProducts({(4, 6, 8): product})  # type: ignore[dict-item]
+    bias, other_bias = (random(6), None) if biased else (None, random(6))
+    chosen = LibraryProducts({(4, 6, 8, biased): product})  # type: ignore[dict-item]
     ops = TritonOps(1, 1, 2, 1e-6, "silu", library_products=chosen)
-    ops.project(Linear(weight), x)
+    ops.project(Linear(weight, bias), x)
     assert calls == [(4, 8)]
-    ops.gate(Linear(weight), x)
+    ops.gate(Linear(weight, bias), x)
     assert calls == [(4, 8)] * 2
     for other, of in (
-        (Linear(weight), x[:3]),
-        (Linear(weight, random(6)), x),
-        (Linear(weight.T.contiguous().T), x),
-        (Linear(weight), x.T.contiguous().T),
-        (Linear(random(6 * 8 + 1)[1:].reshape(6, 8)), x),
+        (Linear(weight, bias), x[:3]),
+        (Linear(weight, other_bias), x),
+        (Linear(weight, random(7)[1:]), x),
+        (Linear(weight.T.contiguous().T, bias), x),
+        (Linear(weight, bias), x.T.contiguous().T),
+        (Linear(random(6 * 8 + 1)[1:].reshape(6, 8), bias), x),
         (Linear(random(5, 8)), x),
     ):
         expected = torch.nn.functional.linear(of, other.weight, other.bias)
@@ -101,13 +105,44 @@ def test_kernels_are_tried_on_a_hopper_for_few_rows_in_16_bits(
 ) -> None:
     asked = set()
 
-    def fastest(weights: Sequence[Tensor], rows: int, multiprocessors: int) -> None:
+    def fastest(projections: Sequence[Linear], rows: int, multiprocessors: int) -> None:
         asked.add(rows)
 
     monkeypatch.setattr(library_products, "fastest", fastest)
     monkeypatch.setattr(cublaslt, "is_available", lambda: True)
     LibraryProducts.measure([layer_in(dtype)], [128, 2_304, 2_560], multiprocessors)
     assert asked == tried
+
+
+def test_biases_make_products_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up with a bias are never computed by a kernel of ours, at 1,024 rows neither."""
+    asked = []
+
+    def fastest(projections: Sequence[Linear], rows: int, multiprocessors: int) -> Product:
+        (outputs, inputs), bias = projections[0].weight.shape, projections[0].bias
+        asked.append((outputs, inputs, bias is not None, len(projections)))
+        assert all((each.bias is None) == (bias is None) for each in projections)
+        return cast(Product, bias)
+
+    def of(outputs: int, inputs: int, biased: bool) -> Linear:
+        bias = torch.zeros(outputs, dtype=torch.bfloat16) if biased else None
+        return Linear(torch.empty(outputs, inputs, dtype=torch.bfloat16), bias)
+
+    monkeypatch.setattr(library_products, "fastest", fastest)
+    monkeypatch.setattr(cublaslt, "is_available", lambda: True)
+    layers = [
+        replace(
+            layer_of(None, None), qkv=of(64, 64, True), output=of(64, 64, False),
+            mlp=Mlp(of(6_144, 1_024, gated), of(1_024, 3_072, False)),
+        )
+        for gated in (False, True)
+    ]  # fmt: skip
+    chosen = LibraryProducts.measure(layers, [320], 132).chosen
+    assert sorted(asked) == [
+        (64, 64, False, 2), (64, 64, True, 2), (1_024, 3_072, False, 2), (6_144, 1_024, True, 1),
+    ]  # fmt: skip
+    assert chosen[320, 64, 64, True] is layers[0].qkv.bias  # type: ignore[union-attr, comparison-overlap]
+    assert (320, 64, 64, False) not in chosen
 
 
 class Kernels:
@@ -118,7 +153,9 @@ class Kernels:
         monkeypatch.setattr(library_products, "products_to_try", lambda *_: [*self._times][1:])
         monkeypatch.setattr(library_products, "in_turns", self._in_turns)
 
-    def add(self, microseconds: float, compute: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Product:
+    def add(
+        self, microseconds: float, compute: Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
+    ) -> Product:
         product = cast(Product, compute)
         self._times[product] = microseconds
         return product
@@ -127,34 +164,36 @@ class Kernels:
         return {arm: self._times[arm] for arm in arms}
 
 
-def right(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    return torch.mm(x, weight.T, out=out)
+def right(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    return out.copy_(linear(x, weight, bias))
 
 
 def test_the_fastest_kernel_is_taken_if_it_gains_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels, weights = Kernels(monkeypatch), [random(6, 8)]
-    assert fastest(weights, 4, 132) is None
+    kernels, projections = Kernels(monkeypatch), [Linear(random(6, 8))]
+    assert fastest(projections, 4, 132) is None
     kernels.add(9.9, lambda *tensors: right(*tensors))
-    assert fastest(weights, 4, 132) is None
+    assert fastest(projections, 4, 132) is None
     faster = kernels.add(9.0, lambda *tensors: right(*tensors))
     kernels.add(9.5, lambda *tensors: right(*tensors))
-    assert fastest(weights, 4, 132) is faster
+    assert fastest(projections, 4, 132) is faster
 
 
-@pytest.mark.parametrize("what", ["other bits", "nothing", "refused"])
+@pytest.mark.parametrize("what", ["other bits", "no bias", "nothing", "refused"])
 def test_a_kernel_without_the_librarys_bits_is_not_taken(
     what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def wrong(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    def wrong(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
         if what == "refused":
             raise Refused("status 15")
-        return out if what == "nothing" else right(x, weight, out).add_(2**-20)
+        if what == "nothing":
+            return out
+        return right(x, weight, None, out) if what == "no bias" else right(x, weight, bias, out).add_(2**-20)
 
-    kernels, weights = Kernels(monkeypatch), [random(6, 8)]
+    kernels, projections = Kernels(monkeypatch), [Linear(random(6, 8), random(6))]
     # Its result is where the next kernel writes.
     taken = kernels.add(9.0, right)
     kernels.add(1.0, wrong)
-    assert fastest(weights, 4, 132) is taken
+    assert fastest(projections, 4, 132) is taken
     assert (
         "4x8 by 8x6: cuBLASLt has kernels without the bits of its own choice, which are not used: 1"
         in caplog.text
