@@ -2,32 +2,73 @@
 
 usage: python -I -S spin.py SECONDS BOARD...
 
-A process for each core spins in the scheduling class below all others: a thread that has work takes the core from
-it at once. A board holds float64 numbers: what there is to do for each instance of a model (`serving.load_board`).
+Each core has a process in the scheduling class below all others: a thread that has work takes the core from it at
+once. It waits for a spin lock that the first process holds while there is work. Waiting for it is made of
+instructions that let the processor pause, so that another hyperthread of the core is hardly slowed down, as it
+would be by a loop in Python. A board holds float64 numbers: what there is to do for each instance of a model
+(`serving.load_board`).
 """
 
+import ctypes
 import math
 import mmap
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from ctypes import byref
 
 LOOK_S = 0.001
-"""How often a process that sleeps looks for work."""
+"""How often the first process looks for work."""
+PR_SET_PDEATHSIG, PTHREAD_PROCESS_SHARED = 1, 1
+libc = ctypes.CDLL(None)
 
 
-def keep_awake(
+class Core:
+    """What keeps one core awake, shared by the first process and the core's own."""
+
+    def __init__(self) -> None:
+        self._woken = os.eventfd(0)
+        # A pthread_spinlock_t, in a page that processes share.
+        self._lock = ctypes.c_int.from_buffer(mmap.mmap(-1, ctypes.sizeof(ctypes.c_int)))
+        libc.pthread_spin_init(byref(self._lock), PTHREAD_PROCESS_SHARED)
+        self._held = False
+
+    def keep_awake(self) -> None:
+        """Let the core's process spin."""
+        # Its process may have the lock for a moment, and is then asked at the next look.
+        if not self._held and libc.pthread_spin_trylock(byref(self._lock)) == 0:
+            self._held = True
+            os.eventfd_write(self._woken, 1)
+
+    def let_sleep(self) -> None:
+        """Let it sleep."""
+        if self._held:
+            self._held = False
+            libc.pthread_spin_unlock(byref(self._lock))
+
+    def run(self) -> None:
+        """The core's process: sleep and spin, for ever."""
+        while True:
+            os.eventfd_read(self._woken)
+            libc.pthread_spin_lock(byref(self._lock))
+            libc.pthread_spin_unlock(byref(self._lock))
+
+
+def watch(
     busy: Callable[[], bool],
+    cores: Sequence[Core],
     spin_s: float,
     ended: Callable[[], bool],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Spin while there is work and until `spin_s` after it was last seen, and sleep otherwise.
+    """Keep cores awake while there is work and until `spin_s` after it was last seen.
 
     Args:
         busy: Whether there is work.
+        cores: Which.
         spin_s: In seconds.
         ended: Return when this is true.
         clock: In seconds.
@@ -38,8 +79,12 @@ def keep_awake(
         now = clock()
         if busy():
             until = now + spin_s
-        elif now >= until:
-            sleep(LOOK_S)
+        for core in cores:
+            if now < until:
+                core.keep_awake()
+            else:
+                core.let_sleep()
+        sleep(LOOK_S)
 
 
 def has_work(boards: "Sequence[memoryview[float]]") -> bool:
@@ -52,21 +97,24 @@ def _map(path: str) -> "memoryview[float]":
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).cast("d")
 
 
-def _divide(cores: Sequence[int]) -> tuple[int, int]:
-    """Become a process for each core. Returns its core and its parent."""
-    first, parent = os.getpid(), os.getppid()
-    for core in cores[1:]:
-        if not os.fork():
-            return core, first
-    return cores[0], parent
+def _start(number: int) -> Core:
+    """Start the process of a core, which ends with this one."""
+    core, first = Core(), os.getpid()
+    if os.fork():
+        return core
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setaffinity(0, {number})
+    if os.getppid() == first:
+        core.run()
+    os._exit(0)
 
 
 def main() -> None:
     spin_s, boards = float(sys.argv[1]), [_map(path) for path in sys.argv[2:]]
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    core, parent = _divide(sorted(os.sched_getaffinity(0)))
-    os.sched_setaffinity(0, {core})
-    keep_awake(lambda: has_work(boards), spin_s, lambda: os.getppid() != parent)
+    parent = os.getppid()
+    cores = [_start(number) for number in sorted(os.sched_getaffinity(0))]
+    watch(lambda: has_work(boards), cores, spin_s, lambda: os.getppid() != parent)
 
 
 if __name__ == "__main__":
