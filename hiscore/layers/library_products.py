@@ -23,10 +23,10 @@ from hiscore.layers.weights import LayerWeights, Linear, Mlp, Projection
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 2_304
+MOST_ROWS = 4_608
 """Larger products are nearer to what the GPU's power allows, and most kernels for them want a workspace."""
-TILES_TRIED = 4
-"""Of 40 tiles hardly one was faster than the best of these (perf/results/h200/README.md)."""
+TILES_TRIED, TILES_ASKED_FOR = 4, 40
+"""Of 40 tiles hardly one was faster than the best of 4 (perf/results/h200/README.md). Large products have few."""
 KERNELS_COMPARED = 3
 """The fastest of those tried: so many are timed in turns with the library's own choice."""
 LEAST_GAIN = 0.02
@@ -121,7 +121,7 @@ def products_to_try(projection: Linear, rows: int, multiprocessors: int) -> list
     """
     weight, bias = projection.weight, projection.bias
     by_tile: list[list[Product]] = []
-    for tile in tiles_by_time(rows, len(weight), multiprocessors):
+    for tile in tiles_by_time(rows, len(weight), multiprocessors)[:TILES_ASKED_FOR]:
         products = []
         for cluster, option in itertools.product(CLUSTERS, OPTIONS):
             with suppress(Refused):

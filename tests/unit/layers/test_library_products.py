@@ -98,7 +98,7 @@ def layer_in(dtype: torch.dtype) -> LayerWeights:
 
 
 @pytest.mark.parametrize(("dtype", "multiprocessors", "tried"), [
-    (torch.bfloat16, 132, {128, 2_304}), (torch.bfloat16, 0, set()), (torch.float32, 132, set()),
+    (torch.bfloat16, 132, {128, 4_608}), (torch.bfloat16, 0, set()), (torch.float32, 132, set()),
 ])  # fmt: skip
 def test_kernels_are_tried_on_a_hopper_for_few_rows_in_16_bits(
     dtype: torch.dtype, multiprocessors: int, tried: set[int], monkeypatch: pytest.MonkeyPatch
@@ -110,7 +110,7 @@ def test_kernels_are_tried_on_a_hopper_for_few_rows_in_16_bits(
 
     monkeypatch.setattr(library_products, "fastest", fastest)
     monkeypatch.setattr(cublaslt, "is_available", lambda: True)
-    LibraryProducts.measure([layer_in(dtype)], [128, 2_304, 2_560], multiprocessors)
+    LibraryProducts.measure([layer_in(dtype)], [128, 4_608, 5_120], multiprocessors)
     assert asked == tried
 
 
