@@ -28,7 +28,7 @@ from hiscore.models.facts import generation_context, read_facts
 from hiscore.models.server_resources import ServerResources
 from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.parallel.leader import lead
-from hiscore.parallel.start import devices_of, freeze, log_as, use
+from hiscore.parallel.start import devices_of, freeze, load_on, log_as, use
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.serving.load_board import LoadBoard
@@ -74,7 +74,7 @@ class TritonPythonModel:
         labels = {"model": args["model_name"], "version": args["model_version"], "device": instance.name}
         self.leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
         self.leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
-        worker = make_worker(settings, self.leader, self.resources)
+        worker = load_on(device, partial(make_worker, settings, self.leader, self.resources))
         self.board = LoadBoard(directory, args["model_name"])
         self.sender = ResponseSender(
             partial(ReplyTo.send, streamed=True),

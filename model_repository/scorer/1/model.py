@@ -11,7 +11,7 @@ import torch
 from hiscore.logs import configure_model
 from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.leader import lead
-from hiscore.parallel.start import devices_of, freeze, log_as, use
+from hiscore.parallel.start import devices_of, freeze, load_on, log_as, use
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.batched_tokenizer import COUNTERS as TEXT_COUNTERS
 from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats, TextJob, batch_limits
@@ -53,7 +53,8 @@ class TritonPythonModel:
         leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
         leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
         checkpoint = Path(settings.checkpoint)
-        self.scorer = make_scorer(
+        load = partial(
+            make_scorer,
             checkpoint,
             str(device),
             settings.dtype,
@@ -63,6 +64,7 @@ class TritonPythonModel:
             self.resources,
             leader,
         )
+        self.scorer = load_on(device, load)
         # The device tells the instances apart.
         labels = {
             "model": args["model_name"],

@@ -1,9 +1,40 @@
 """Which devices an instance's ranks have."""
 
+import subprocess
+import sys
+import threading
+
 import pytest
 import torch
 
-from hiscore.parallel.start import devices_of
+from hiscore.parallel.start import devices_of, load_on
+
+WORKERS = """
+import psutil, sys, torch
+from hiscore.parallel.start import load_on
+torch.set_num_threads(3)
+def load():
+    return torch.ones(2**20).sum()
+before = psutil.Process().num_threads()
+load_on(torch.device("cpu"), load) if sys.argv[1] == "apart" else load()
+print(psutil.Process().num_threads() - before)
+"""
+
+
+@pytest.mark.parametrize(("how", "left"), [("apart", 0), ("here", 2)])
+def test_what_loads_on_a_cpu_leaves_no_openmp_workers(how: str, left: int) -> None:
+    """The control computes on the thread that stays."""
+    done = subprocess.run([sys.executable, "-c", WORKERS, how], capture_output=True, check=True, text=True)
+    assert int(done.stdout) == left
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_loaded_or_raised_comes_back(device: str) -> None:
+    """Each thread has a current device of its own, so what is for a GPU is loaded by the thread that has set it."""
+    here = load_on(torch.device(device), threading.current_thread) is threading.current_thread()
+    assert here == (device == "cuda")
+    with pytest.raises(ValueError, match="no room"):
+        load_on(torch.device(device), lambda: exec("raise ValueError('no room')"))
 
 
 def test_every_gpu_is_in_one_instance_alone() -> None:
