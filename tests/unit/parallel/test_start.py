@@ -30,7 +30,7 @@ def test_what_loads_on_a_cpu_leaves_no_openmp_workers(how: str, left: int) -> No
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_loaded_or_raised_comes_back(device: str) -> None:
-    """Each thread has a current device of its own, so what is for a GPU is loaded by the thread that has set it."""
+    """Each thread has a current device of its own: what is for a GPU is loaded by the thread that has set it."""
     here = load_on(torch.device(device), threading.current_thread) is threading.current_thread()
     assert here == (device == "cuda")
     with pytest.raises(ValueError, match="no room"):
