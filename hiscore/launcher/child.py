@@ -6,8 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from hiscore import die_with_parent
+
+# Linux shares processors between sessions (autogroup), and a process of class SCHED_IDLE is below those of its own
+# session alone: those of `spinner` have to be below the server.
+APART: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 def start_child(
@@ -16,7 +21,7 @@ def start_child(
     log_path: Path | None = None,
     pass_fds: Sequence[int] = (),
 ) -> "subprocess.Popen[bytes]":
-    """Start a command in a session of its own, so that a Ctrl-C reaches it only through us.
+    """Start a command in a process group of its own, so that a Ctrl-C reaches it only through us.
 
     It gets a SIGTERM when the thread that calls this ends, and has large stacks; see `hiscore.die_with_parent`.
 
@@ -36,5 +41,5 @@ def start_child(
             stdout=log,
             stderr=log,
             pass_fds=pass_fds,
-            start_new_session=True,
+            **APART,
         )

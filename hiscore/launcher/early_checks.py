@@ -19,7 +19,6 @@ def check_early(settings: ServeSettings) -> None:
     """
     check_tls(settings)
     check_device(settings)
-    check_spin(settings)
     check_ports(settings)
 
 
@@ -37,20 +36,6 @@ def check_device(settings: ServeSettings) -> None:
         raise LaunchError(
             f"TENSOR_PARALLEL is {ranks}, and {visible_gpus()} GPUs are visible, which is no multiple of it: "
             "name those to use in CUDA_VISIBLE_DEVICES"
-        )
-
-
-def check_spin(settings: ServeSettings) -> None:
-    """Refuse to spin where cores compute.
-
-    Linux takes a core that spins for busy when it looks for one to wake a thread on: OpenMP's workers wake on the
-    core of the thread that waits for them, and calls took 80 times as long (perf/results/cpu/README.md).
-    """
-    device, reason = choose_device(settings.device)
-    if settings.spin and device == "cpu":
-        raise LaunchError(
-            f"SPIN is {settings.spin}, which is for models on a GPU, and the device is the CPU ({reason}): "
-            "leave SPIN unset"
         )
 
 

@@ -5,8 +5,8 @@ usage: python -I -S spin.py SECONDS BOARD...
 Each core has a process in the scheduling class below all others: a thread that has work takes the core from it at
 once. It waits for a spin lock that the first process holds while there is work. Waiting for it is made of
 instructions that let the processor pause, so that another hyperthread of the core is hardly slowed down, as it
-would be by a loop in Python. A board holds float64 numbers: what there is to do for each instance of a model
-(`serving.load_board`).
+would be by a loop in Python. The first process is of the usual class, or it would not be in time to see work. A
+board holds float64 numbers: what there is to do for each instance of a model (`serving.load_board`).
 """
 
 import ctypes
@@ -102,7 +102,8 @@ def _start(number: int) -> Core:
     core, first = Core(), os.getpid()
     if os.fork():
         return core
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        os._exit(1)
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {number})
     if os.getppid() == first:

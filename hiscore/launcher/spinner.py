@@ -16,7 +16,7 @@ from hiscore.launcher.child import start_child
 
 
 class Spinner:
-    """Processes in a session of their own; they end when the thread that creates this object does."""
+    """Processes in a group of their own; they end when the thread that creates this object does."""
 
     def __init__(self, milliseconds: int, directory: Path, server: int) -> None:
         """Start them.

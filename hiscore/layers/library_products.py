@@ -58,7 +58,12 @@ class LibraryProducts:
         """
         begin, tried = time.monotonic(), 0
         chosen: dict[tuple[int, int, int, bool], Product] = {}
-        few = [rows for rows in row_counts if rows <= MOST_ROWS] if multiprocessors else []
+        # The largest first: smaller ones then fit into memory that those have freed.
+        few = (
+            sorted((rows for rows in row_counts if rows <= MOST_ROWS), reverse=True)
+            if multiprocessors
+            else []
+        )
         if few and not cublaslt.is_available():
             log.warning(
                 "cuBLASLt is not loaded: PyTorch chooses the kernels of products, which may be slower"

@@ -36,7 +36,8 @@ def load_on(device: torch.device, load: Callable[[], Loaded]) -> Loaded:
     """
     if device.type != "cpu":
         return load()
-    with ThreadPoolExecutor(1) as thread:
+    # A new thread takes over the number of OpenMP's threads only when torch is asked for it.
+    with ThreadPoolExecutor(1, initializer=torch.get_num_threads) as thread:
         return thread.submit(load).result()
 
 

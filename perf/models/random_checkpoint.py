@@ -169,15 +169,15 @@ def _grouped_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, .
     hidden, dim = config["hidden_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     if config["model_type"] == "qwen2":
-        heads = {"q_proj.bias": (q,), "k_proj.bias": (kv,), "v_proj.bias": (kv,)}
+        of_attention = {"q_proj.bias": (q,), "k_proj.bias": (kv,), "v_proj.bias": (kv,)}
     else:
-        heads = {"q_norm.weight": (dim,), "k_norm.weight": (dim,)}
+        of_attention = {"q_norm.weight": (dim,), "k_norm.weight": (dim,)}
     return {
         "self_attn.q_proj.weight": (q, hidden),
         "self_attn.k_proj.weight": (kv, hidden),
         "self_attn.v_proj.weight": (kv, hidden),
         "self_attn.o_proj.weight": (hidden, q),
-        **{f"self_attn.{name}": shape for name, shape in heads.items()},
+        **{f"self_attn.{name}": shape for name, shape in of_attention.items()},
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
         **_experts(config, "num_experts"),

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from hiscore.launcher import Server, early_checks
+from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
 from tests.support.processes import alive
@@ -38,11 +38,7 @@ def scores(server: Server) -> np.ndarray:
         return client.score_ids(query, items, [5, 6], apply_softmax=True).scores
 
 
-def test_spinning_changes_no_answer_and_ends_with_the_server(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # It is refused for a CPU since calls would take longer; their answers are the same all the more.
-    monkeypatch.setattr(early_checks, "check_spin", lambda settings: None)
+def test_spinning_changes_no_answer_and_ends_with_the_server(tiny_llama: Path, tmp_path: Path) -> None:
     ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)
     settings = ServeSettings(model=str(tiny_llama), models="scorer", device="cpu", spin=20, **ports)
     with Server(settings, tmp_path / "log") as server:

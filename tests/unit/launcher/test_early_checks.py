@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hiscore.launcher import device_choice, early_checks
-from hiscore.launcher.early_checks import check_device, check_early, check_ports, check_spin, check_tls
+from hiscore.launcher.early_checks import check_device, check_early, check_ports, check_tls
 from hiscore.launcher.errors import LaunchError
 from hiscore.settings import ServeSettings
 from tests.support.certificates import make_ca, sign
@@ -39,18 +39,6 @@ def test_fp8_needs_a_gpu(gpu: list[str]) -> None:
     gpu.append("the installed torch is the CPU build")
     with pytest.raises(LaunchError, match=r"DTYPE is fp8, .*\(the installed torch is the CPU build\)"):
         check_device(ServeSettings(dtype="fp8"))
-
-
-def test_spinning_is_for_a_gpu(gpu: list[str]) -> None:
-    check_spin(ServeSettings(spin=20))  # controls
-    check_spin(ServeSettings(device="cpu"))
-    with pytest.raises(
-        LaunchError, match=r"SPIN is 20, which is for models on a GPU, .*CPU \(DEVICE is set\)"
-    ):
-        check_early(ServeSettings(spin=20, device="cpu"))
-    gpu.append("the installed torch is the CPU build")
-    with pytest.raises(LaunchError, match=r"SPIN is 20, .*\(the installed torch is the CPU build\)"):
-        check_early(ServeSettings(spin=20))
 
 
 def test_gpus_must_make_whole_groups(gpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

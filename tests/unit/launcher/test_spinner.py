@@ -3,7 +3,9 @@
 import ctypes
 import math
 import os
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import psutil
 import pytest
 
 from hiscore.launcher import spin
+from hiscore.launcher.child import start_child
 from hiscore.launcher.spin import LOOK_S, Core, has_work, watch
 from hiscore.launcher.spinner import Spinner
 from hiscore.serving.load_board import LoadBoard
@@ -97,7 +100,12 @@ def started(spinner: Spinner) -> list[psutil.Process]:
     first = psutil.Process(spinner.pid)
     assert wait_until(lambda: len(first.children()) == CORES)
     processes = [first, *first.children()]
-    assert wait_until(lambda: all(len(each.cpu_affinity()) == 1 for each in processes[1:]))
+    assert wait_until(
+        lambda: all(
+            os.sched_getscheduler(each.pid) == os.SCHED_IDLE and len(each.cpu_affinity()) == 1
+            for each in processes[1:]
+        )
+    )
     return processes
 
 
@@ -115,6 +123,23 @@ def test_each_core_has_a_process_below_all_others_until_it_is_closed(tmp_path: P
     assert len(alive([first, *of_cores])) == CORES + 1
     spinner.close()
     assert wait_until(lambda: not alive([first, *of_cores]))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Popen has no process_group")
+def test_they_are_in_the_servers_session(tmp_path: Path) -> None:
+    """Linux shares processors between sessions (autogroup): in another, SCHED_IDLE would be below nothing."""
+    LoadBoard(tmp_path, "scorer", server=7)
+    server = start_child([shutil.which("sleep") or "", "1000"])
+    spinner = Spinner(2, tmp_path, server=7)
+    try:
+        assert {os.getsid(each.pid) for each in started(spinner)} == {os.getsid(server.pid)}
+        # But out of reach of a Ctrl-C, in groups of their own.
+        assert os.getpgid(server.pid) == server.pid != os.getpgid(0)
+        assert os.getpgid(spinner.pid) == spinner.pid
+    finally:
+        spinner.close()
+        server.kill()
+        server.wait()
 
 
 def test_they_spin_when_there_is_work_and_sleep_when_there_is_none(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_kernels_are_tried_on_a_hopper_for_few_rows_in_16_bits(
 
 
 def test_biases_make_products_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gate and up with a bias are never computed by a kernel of ours, at 1,024 rows neither."""
+    """Gate and up with a bias are computed by no kernel of ours, unlike those without one."""
     asked = []
 
     def fastest(projections: Sequence[Linear], rows: int, multiprocessors: int) -> Product:

@@ -1,4 +1,4 @@
-"""Which devices an instance's ranks have."""
+"""Which devices an instance has, and on which thread its model is loaded."""
 
 import subprocess
 import sys
@@ -9,14 +9,17 @@ import torch
 
 from hiscore.parallel.start import devices_of, load_on
 
-WORKERS = """
-import psutil, sys, torch
+COUNT_WORKERS = """
+import psutil, sys, time, torch
 from hiscore.parallel.start import load_on
 torch.set_num_threads(3)
 def load():
     return torch.ones(2**20).sum()
-before = psutil.Process().num_threads()
+before, expected, end = psutil.Process().num_threads(), int(sys.argv[2]), time.monotonic() + 60
 load_on(torch.device("cpu"), load) if sys.argv[1] == "apart" else load()
+# A thread that has been joined ends a moment later, and its workers behind it.
+while psutil.Process().num_threads() - before != expected and time.monotonic() < end:
+    time.sleep(0.01)
 print(psutil.Process().num_threads() - before)
 """
 
@@ -24,8 +27,13 @@ print(psutil.Process().num_threads() - before)
 @pytest.mark.parametrize(("how", "left"), [("apart", 0), ("here", 2)])
 def test_what_loads_on_a_cpu_leaves_no_openmp_workers(how: str, left: int) -> None:
     """The control computes on the thread that stays."""
-    done = subprocess.run([sys.executable, "-c", WORKERS, how], capture_output=True, check=True, text=True)
+    command = [sys.executable, "-c", COUNT_WORKERS, how, str(left)]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
     assert int(done.stdout) == left
+
+
+def raise_no_room() -> None:
+    raise ValueError("no room")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -34,7 +42,7 @@ def test_what_is_loaded_or_raised_comes_back(device: str) -> None:
     here = load_on(torch.device(device), threading.current_thread) is threading.current_thread()
     assert here == (device == "cuda")
     with pytest.raises(ValueError, match="no room"):
-        load_on(torch.device(device), lambda: exec("raise ValueError('no room')"))
+        load_on(torch.device(device), raise_no_room)
 
 
 def test_every_gpu_is_in_one_instance_alone() -> None:
