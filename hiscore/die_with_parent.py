@@ -1,6 +1,6 @@
 """End a process when the one that started it dies, however it dies: the kernel sees to it.
 
-As a program it runs a command that gets a SIGTERM then, with large stacks:
+As a program it runs a command that gets a SIGTERM then, with large stacks, and that may write to a terminal:
 
 usage: python -I -S die_with_parent.py PARENT_PID COMMAND [ARGUMENT ...]
 
@@ -40,6 +40,8 @@ def die_with(parent: int, by: signal.Signals) -> None:
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     die_with(parent, signal.SIGTERM)
+    # A terminal may be set to stop what writes to it from another process group than the one in front.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_STACK)
     # Set even where it is unlimited: threads would then get 2 MiB.
     stack = STACK_BYTES if most == resource.RLIM_INFINITY else min(STACK_BYTES, most)

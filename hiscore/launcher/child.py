@@ -23,7 +23,8 @@ def start_child(
 ) -> "subprocess.Popen[bytes]":
     """Start a command in a process group of its own, so that a Ctrl-C reaches it only through us.
 
-    It gets a SIGTERM when the thread that calls this ends, and has large stacks; see `hiscore.die_with_parent`.
+    It gets a SIGTERM when the thread that calls this ends, has large stacks, and may write to our terminal; see
+    `hiscore.die_with_parent`.
 
     Args:
         command: Program and arguments.

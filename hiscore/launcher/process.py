@@ -22,7 +22,7 @@ STUB_SECONDS = 5.0
 
 
 class Process:
-    """A command in its own session, so that a Ctrl-C reaches it only through us.
+    """A command in its own process group, so that a Ctrl-C reaches it only through us.
 
     It gets a SIGTERM when the thread that creates this object ends.
     """

@@ -1,0 +1,39 @@
+"""Processes that are started beside this one."""
+
+import os
+import pty
+import sys
+
+import pytest
+
+STARTS = """
+import os, sys, termios
+from hiscore.launcher.child import start_child
+attributes = termios.tcgetattr(2)
+attributes[3] |= termios.TOSTOP
+termios.tcsetattr(2, termios.TCSANOW, attributes)
+child = start_child([sys.executable, "-c", sys.argv[1]])
+_, status = os.waitpid(child.pid, os.WUNTRACED)
+os._exit(os.WIFSTOPPED(status))
+"""
+WRITES = "import sys; print('a line', file=sys.stderr)"
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_one_may_write_to_a_terminal_that_stops_others(control: bool) -> None:
+    """The control has the default action again."""
+    default = "import signal; signal.signal(signal.SIGTTOU, signal.SIG_DFL);"
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, "-c", STARTS, default * control + WRITES])
+    shown = b""
+    try:
+        while read := os.read(terminal, 1_000):
+            shown += read
+    except OSError:  # nobody is left who could write
+        pass
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    # A session of its own, which it has without `process_group`, has no terminal to be stopped by.
+    stopped = control and sys.version_info >= (3, 11)
+    assert (os.waitstatus_to_exitcode(status), b"a line" in shown) == (int(stopped), not stopped), shown
