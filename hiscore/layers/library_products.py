@@ -34,16 +34,19 @@ LEAST_GAIN = 0.02
 CACHE_BYTES = 60 << 20
 """More than a Hopper's L2 cache. Weights of so many bytes take turns: in a forward no weight is cached either."""
 
+Key = tuple[int, int, int, bool]
+"""Rows, outputs and inputs of a product, and whether it has a bias."""
+
 
 @dataclass(frozen=True)
 class LibraryProducts:
     """The products whose kernel is not the library's own choice.
 
     Attributes:
-        chosen: By rows, outputs and inputs, and whether there is a bias.
+        chosen: By `Key`.
     """
 
-    chosen: dict[tuple[int, int, int, bool], Product] = field(default_factory=dict)
+    chosen: dict[Key, Product] = field(default_factory=dict)
 
     @classmethod
     def measure(
@@ -56,27 +59,25 @@ class LibraryProducts:
             row_counts: Of the forwards; above `MOST_ROWS` the choice is left to the library.
             multiprocessors: Of the GPU, a Hopper; 0: nothing is tried.
         """
-        begin, tried = time.monotonic(), 0
-        chosen: dict[tuple[int, int, int, bool], Product] = {}
-        # The largest first: smaller ones then fit into memory that those have freed.
-        few = (
-            sorted((rows for rows in row_counts if rows <= MOST_ROWS), reverse=True)
-            if multiprocessors
-            else []
-        )
-        if few and not cublaslt.is_available():
+        few = [rows for rows in row_counts if rows <= MOST_ROWS]
+        if not (few and multiprocessors):
+            return cls()
+        if not cublaslt.is_available():
             log.warning(
                 "cuBLASLt is not loaded: PyTorch chooses the kernels of products, which may be slower"
             )
-            few = []
-        for gated, projections in _products(layers):
-            (outputs, inputs), biased = projections[0].weight.shape, projections[0].bias is not None
-            for rows in few:
-                if gated and gated_mlp.tile_for(rows, inputs, outputs // 2, multiprocessors):
+            return cls()
+        begin, tried = time.monotonic(), 0
+        chosen: dict[Key, Product] = {}
+        for by_gated_mlp, projections in _products(layers):
+            outputs, inputs = projections[0].weight.shape
+            # The largest first: smaller ones then fit into memory that those have freed.
+            for rows in sorted(few, reverse=True):
+                if by_gated_mlp and gated_mlp.tile_for(rows, inputs, outputs // 2, multiprocessors):
                     continue
                 tried += 1
                 if (taken := fastest(projections, rows, multiprocessors)) is not None:
-                    chosen[rows, outputs, inputs, biased] = taken
+                    chosen[_key(rows, projections[0])] = taken
         if tried:
             seconds = time.monotonic() - begin
             message = "measured %d products in %.1f s: for %d cuBLASLt has a faster kernel than it chooses"
@@ -88,11 +89,15 @@ class LibraryProducts:
         """A projection of x; None: the library chooses the kernel."""
         if not isinstance(projection, Linear):
             return None
-        weight, bias = projection.weight, projection.bias
-        chosen = self.chosen.get((len(x), *weight.shape, bias is not None))
-        if chosen is None or not (_is_read(x) and _fits(projection)):
+        chosen = self.chosen.get(_key(len(x), projection))
+        if chosen is None or not (_is_readable(x) and _fits(projection)):
             return None
-        return chosen(x, weight, bias)
+        return chosen(x, projection.weight, projection.bias)
+
+
+def _key(rows: int, projection: Linear) -> Key:
+    outputs, inputs = projection.weight.shape
+    return rows, outputs, inputs, projection.bias is not None
 
 
 def tiles_by_time(rows: int, outputs: int, multiprocessors: int) -> list[tuple[int, int]]:
@@ -160,17 +165,17 @@ def fastest(projections: Sequence[Linear], rows: int, multiprocessors: int) -> P
         log.warning(message, rows, inputs, inputs, outputs, len(tried) - len(found))
     if not found:
         return None
-    turns = projections[: max(2, CACHE_BYTES // first.weight.nbytes)]
-    runs = {each: [partial(each, x, turn.weight, turn.bias, out) for turn in turns] for each in found}
+    cycled = projections[: max(2, CACHE_BYTES // first.weight.nbytes)]
+    runs = {each: [partial(each, x, one.weight, one.bias, out) for one in cycled] for each in found}
     times = in_turns(runs, rounds=1)
     best = sorted(found, key=times.__getitem__)[:KERNELS_COMPARED]
-    arms: dict[Product | None, Runs] = {None: [partial(_of_library, x, turn, out) for turn in turns]}
+    arms: dict[Product | None, Runs] = {None: [partial(_by_library, x, one, out) for one in cycled]}
     times_in_turns = in_turns(arms | {each: runs[each] for each in best})
     taken = min(best, key=times_in_turns.__getitem__)
     return taken if times_in_turns[taken] < (1 - LEAST_GAIN) * times_in_turns[None] else None
 
 
-def _of_library(x: Tensor, projection: Linear, out: Tensor) -> Tensor:
+def _by_library(x: Tensor, projection: Linear, out: Tensor) -> Tensor:
     weight, bias = projection.weight, projection.bias
     return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
 
@@ -185,23 +190,24 @@ def _has_bits(product: Product, x: Tensor, projection: Linear, out: Tensor, expe
 
 
 def _products(layers: Sequence[LayerWeights]) -> list[tuple[bool, list[Linear]]]:
-    """A model's projections in 16 bits by shape and bias, and whether kernels of ours may compute them."""
+    """A model's projections in 16 bits by shape and bias, and whether `gated_mlp` may compute them."""
     found: dict[tuple[bool, bool, torch.Size], list[Linear]] = {}
     for layer in layers:
         mlp = layer.mlp if isinstance(layer.mlp, Mlp) else None
         for projection in (layer.qkv, layer.output, *((mlp.gate_up, mlp.down) if mlp else ())):
             if isinstance(projection, Linear) and projection.weight.dtype in TYPES and _fits(projection):
                 biased = projection.bias is not None
-                gated = not biased and mlp is not None and projection is mlp.gate_up
-                found.setdefault((gated, biased, projection.weight.shape), []).append(projection)
-    return [(gated, projections) for (gated, *_), projections in found.items()]
+                by_gated_mlp = not biased and mlp is not None and projection is mlp.gate_up
+                key = (by_gated_mlp, biased, projection.weight.shape)
+                found.setdefault(key, []).append(projection)
+    return [(by_gated_mlp, projections) for (by_gated_mlp, *_), projections in found.items()]
 
 
 def _fits(projection: Linear) -> bool:
     """Whether a kernel may read a projection's weight and bias."""
     weight, bias = projection.weight, projection.bias
-    return _is_read(weight) and (bias is None or (bias.dtype == weight.dtype and _is_read(bias)))
+    return _is_readable(weight) and (bias is None or (bias.dtype == weight.dtype and _is_readable(bias)))
 
 
-def _is_read(tensor: Tensor) -> bool:
+def _is_readable(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
