@@ -117,7 +117,8 @@ class PinnedArrays:
         """device: Where the tensors are; on the CPU nothing is pinned."""
         self._device = device
         self._added: list[Int32 | Int64] = []
-        self._length = 0
+        self.length = 0
+        """Of all of them."""
         self._pinned: Tensor | None = None
 
     def add(self, values: Int32 | Int64) -> "PinnedArray":
@@ -128,7 +129,7 @@ class PinnedArrays:
         """
         if self._pinned is not None:
             raise RuntimeError("an array comes too late: the others are in pinned memory")
-        begin, self._length = self._length, self._length + len(values)
+        begin, self.length = self.length, self.length + len(values)
         self._added.append(values)
         return PinnedArray(self, begin, len(values))
 
@@ -161,7 +162,8 @@ class PinnedArray:
         return self._on_host().to(device, non_blocking=True)
 
     def _on_host(self) -> Tensor:
-        return self.of.pinned()[self.begin : self.begin + self.length]
+        pinned = self.of.pinned()
+        return pinned if self.length == self.of.length else pinned[self.begin : self.begin + self.length]
 
 
 def _joined(arrays: Sequence[Int32 | Int64], pinned: bool) -> Tensor:

@@ -91,7 +91,8 @@ def check_ids(name: str, ids: Int32, vocab_size: int) -> None:
     Raises:
         RequestError: One of them is not.
     """
-    if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocab_size:
+    # As unsigned numbers the negative ones are the largest.
+    if ids.view(np.uint32).max(initial=0) >= vocab_size:
         wrong = (ids < 0) | (ids >= vocab_size)
         raise RequestError(
             f"'{name}' holds {int(ids[wrong.argmax()])}: ids of this model are 0 to {vocab_size - 1}"

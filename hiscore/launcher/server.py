@@ -13,6 +13,7 @@ from hiscore.launcher.choice import choose
 from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
 from hiscore.launcher.errors import LaunchError, NeverReady
 from hiscore.launcher.memory_limit import limit_memory
+from hiscore.launcher.own_cores import give_own_cores
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
 from hiscore.launcher.repository import batch_tokens, write_repository
@@ -199,6 +200,8 @@ class Server:
                 limit_memory(process.pid, settings.server_memory_bytes)
                 if settings.spin:
                     self._spinner = Spinner(settings.spin, workspace.path, process.pid)
+                    if self._choice.device == "cuda":  # on a CPU a call needs all of them
+                        give_own_cores(process.pid)
                 return
             except LaunchError as error:
                 process.stop(drain_s=0)

@@ -79,7 +79,7 @@ class ScoringPlan:
         cached = PAGE * self._cache.leading_pages(key, self._pages)
         # An empty item is read at the query's last token, which must then be computed. Another job of the same
         # query may have one.
-        last = prompt.has_empty_item or self._cache.holds
+        last = prompt.empty_items > 0 or self._cache.holds
         cached = min(cached, max(0, prompt.query_length - last) // PAGE * PAGE)
         return prompt.query_length - cached, cached
 
@@ -90,9 +90,9 @@ class ScoringPlan:
         whole = last - first == len(prompt.item_lengths)
         own = len(prompt.tokens) - prompt.query_length
         tokens = query + (own if whole else int(prompt.item_ends[last] - prompt.item_ends[first]))
-        if prompt.has_empty_item:
-            # It has no tokens, but its row is still read.
-            tokens += int((prompt.item_lengths[first:last] == 0).sum())
+        if prompt.empty_items:
+            # They have no tokens, but their rows are still read.
+            tokens += prompt.empty_items if whole else int((prompt.item_lengths[first:last] == 0).sum())
         # The contexts of a forward have to fit as well.
         return max(tokens, -(-read * self._budget // MAX_CONTEXT_SLOTS))
 

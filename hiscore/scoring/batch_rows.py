@@ -54,12 +54,14 @@ class BatchRows(NamedTuple):
             items.append(slice(nodes + 1, nodes := nodes + 1 + len(p.items)))
         computed = np.concatenate(lengths)
         ends = computed.cumsum()
-        has_rows = computed > 0
         # Where in the batch position 0 of each is, or would be.
-        origins = ends - computed - np.array(first_positions).repeat(counts)
-        positions = (np.arange(int(ends[-1])) - origins.repeat(computed)).astype(np.int32)
-        read_ends = np.concatenate([ends[each] for each in items])
-        if not has_rows.all():  # an empty item is read at its query's end
+        origins = (ends - computed - np.array(first_positions).repeat(counts)).astype(np.int32)
+        positions = np.arange(int(ends[-1]), dtype=np.int32) - origins.repeat(computed)
+        segment_ends, read_ends = ends, np.concatenate([ends[each] for each in items])
+        if np.count_nonzero(computed) < len(computed):
+            has_rows = computed > 0
+            segment_ends = ends[has_rows]
+            # An empty item is read at its query's end.
             query_ends = np.array([p.begin + p.query for p in packed]).repeat(counts[1::2])
             are_computed = np.concatenate([has_rows[each] for each in items])
             read_ends = np.where(are_computed, read_ends, query_ends)
@@ -72,7 +74,7 @@ class BatchRows(NamedTuple):
             positions=positions,
             angles=angles,
             slots=np.concatenate([p.slots[p.cached :] for p in packed]),
-            segment_ends=ends[has_rows],
+            segment_ends=segment_ends,
             read_ends=read_ends,
             read_items=np.concatenate([p.items for p in packed]),
         )

@@ -31,7 +31,7 @@ class BatchedScorer:
 
     def cost(self, job: ScoreRequest) -> int:
         # An empty item has no tokens, but its row is still read.
-        return len(job.prompt.tokens) + int((job.prompt.item_lengths == 0).sum())
+        return len(job.prompt.tokens) + job.prompt.empty_items
 
     def plan(self) -> ScoringPlan:
         return self._scorer.plan()

@@ -49,9 +49,9 @@ def unpack(input_ids: Int32, delimiter_indices: Int32) -> MultiItemPrompt:
     is_sound = len(delimiters) and delimiters[0] >= 0 and delimiters[-1] == len(input_ids) - 1
     if not is_sound or item_lengths.min(initial=0) < 0:
         _refuse_layout(input_ids, delimiter_indices)
-    is_delimiter = np.zeros(len(input_ids), bool)
-    is_delimiter[delimiters] = True
-    return MultiItemPrompt(input_ids[~is_delimiter], int(delimiters[0]), item_lengths)
+    is_token = np.ones(len(input_ids), bool)
+    is_token[delimiters] = False
+    return MultiItemPrompt(input_ids[is_token], int(delimiters[0]), item_lengths)
 
 
 def _refuse_layout(input_ids: Int32, delimiter_indices: Int32) -> NoReturn:

@@ -30,7 +30,7 @@ class QueryGroup(NamedTuple):
     @property
     def max_hit(self) -> int:
         """How many of the query's tokens need not be computed; an empty item is read at the last one."""
-        return max(0, self.prompt.query_length - self.prompt.has_empty_item)
+        return max(0, self.prompt.query_length - (self.prompt.empty_items > 0))
 
     def hit_pages(self, cache: PrefixCache) -> int:
         """How many of the query's pages the cache holds and need not be computed."""

@@ -49,9 +49,9 @@ class MultiItemPrompt:
         return self.query_length + np.concatenate(([0], np.cumsum(self.item_lengths)))
 
     @cached_property
-    def has_empty_item(self) -> bool:
-        """Whether some item is scored at the query's last token."""
-        return np.count_nonzero(self.item_lengths) < len(self.item_lengths)
+    def empty_items(self) -> int:
+        """How many items are scored at the query's last token."""
+        return len(self.item_lengths) - int(np.count_nonzero(self.item_lengths))
 
     def part(self, first: int, last: int) -> "MultiItemPrompt":
         """The query with items `first` to `last` alone."""

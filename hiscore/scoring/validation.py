@@ -45,7 +45,7 @@ def check_prompt(prompt: MultiItemPrompt, limits: Limits, facts: CheckpointFacts
         raise RequestError(
             f"query and item have {longest} tokens together: at most {facts.context_length} (MAX_CONTEXT)"
         )
-    if items and prompt.query_length + int(prompt.item_lengths.min()) == 0:
+    if prompt.query_length == 0 and prompt.empty_items:
         item = int(prompt.item_lengths.argmin())
         raise RequestError(f"the query and item {item} are both empty: no token is left to read")
 

@@ -87,7 +87,8 @@ class CountsFeed:
     def add(self, **amounts: int) -> None:
         """Count, from any thread and without a round trip."""
         with self._lock:
-            self._new.update(amounts)
+            for name, amount in amounts.items():
+                self._new[name] += amount
 
     def update(self) -> None:
         with self._lock:
