@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from hiscore import die_with_parent
+from hiscore.settings import ServeSettings
 
 # Linux shares processors between sessions (autogroup), and a process of class SCHED_IDLE is below those of its own
 # session alone: those of `spinner` have to be below the server.
@@ -20,6 +21,7 @@ def start_child(
     environment: Mapping[str, str] | None = None,
     log_path: Path | None = None,
     pass_fds: Sequence[int] = (),
+    cores: Collection[int] = (),
 ) -> "subprocess.Popen[bytes]":
     """Start a command in a process group of its own, so that a Ctrl-C reaches it only through us.
 
@@ -31,9 +33,12 @@ def start_child(
         environment: All of its variables; None: ours.
         log_path: File to append its output to; None: our standard error.
         pass_fds: File descriptors that it and its children keep open.
+        cores: Those that it may run on; none: all that we may.
     """
     wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
     with ExitStack() as opened:
+        if cores:
+            opened.enter_context(_on(cores))
         log = opened.enter_context(open(log_path, "ab")) if log_path else sys.stderr
         return subprocess.Popen(
             [*wrapper, *command],
@@ -44,3 +49,19 @@ def start_child(
             pass_fds=pass_fds,
             **APART,
         )
+
+
+def cores_of_others(settings: ServeSettings) -> set[int]:
+    """Where everything may run but the threads of SCORER_CORES; empty if there are none."""
+    return os.sched_getaffinity(0) - set(settings.own_cores) if settings.own_cores else set()
+
+
+@contextmanager
+def _on(cores: Collection[int]) -> Iterator[None]:
+    """Run this thread, and start processes, on some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from hiscore.settings.api import ApiSettings
 from hiscore.settings.choices import Device, WatchdogAction
+from hiscore.settings.cores import OwnCores
 from hiscore.settings.groups import (
     CacheSettings,
     Division,
@@ -172,6 +173,7 @@ class ServeSettings(
     Wakefulness,
     ApiSettings,
     Network,
+    OwnCores,
     Precision,
     Division,
     ModelChoice,

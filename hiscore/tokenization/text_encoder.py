@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -35,6 +35,7 @@ class TextEncoder:
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend, self._normalizer = backend, backend.normalizer
+        self._cores = os.sched_getaffinity(0)
         normalizer = state(self._normalizer).get("type")
         simple = normalizer in (None, "NFC") and _adds_only_specials(state(backend.post_processor))
         self._bpe = byte_level_bpe(backend) if simple else None
@@ -135,7 +136,9 @@ class TextEncoder:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hiscore-encode")
+        # Wherever the thread that asks first may run: see `hiscore.serving.own_core`.
+        stay = partial(os.sched_setaffinity, 0, self._cores)
+        return ThreadPoolExecutor(len(self._cores), "hiscore-encode", initializer=stay)
 
     def _by_backend(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
