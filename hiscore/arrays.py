@@ -1,6 +1,7 @@
-"""Types of NumPy arrays."""
+"""Types of NumPy arrays, and what joins them."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,3 +13,10 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Outputs = dict[str, npt.NDArray[Any]]
 """The tensors of a response, by name."""
+
+Array = TypeVar("Array", bound=npt.NDArray[Any])
+
+
+def joined(arrays: Sequence[Array]) -> Array:
+    """Arrays of one dimension end to end. One alone is not copied: most batches are of one call."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

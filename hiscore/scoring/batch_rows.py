@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hiscore.arrays import Int32, Int64
+from hiscore.arrays import Int32, Int64, joined
 from hiscore.attention.metadata import Forward, Group
 from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.packed_prompt import PackedPrompt
@@ -57,26 +57,26 @@ class BatchRows(NamedTuple):
         # Where in the batch position 0 of each is, or would be.
         origins = (ends - computed - np.array(first_positions).repeat(counts)).astype(np.int32)
         positions = np.arange(int(ends[-1]), dtype=np.int32) - origins.repeat(computed)
-        segment_ends, read_ends = ends, np.concatenate([ends[each] for each in items])
+        segment_ends, read_ends = ends, joined([ends[each] for each in items])
         if np.count_nonzero(computed) < len(computed):
             has_rows = computed > 0
             segment_ends = ends[has_rows]
             # An empty item is read at its query's end.
             query_ends = np.array([p.begin + p.query for p in packed]).repeat(counts[1::2])
-            are_computed = np.concatenate([has_rows[each] for each in items])
+            are_computed = joined([has_rows[each] for each in items])
             read_ends = np.where(are_computed, read_ends, query_ends)
         angles = None
         if longrope is not None:
             tables = np.array([longrope.second if p.prompt.is_long else 0 for p in packed], np.int32)
             angles = positions + tables.repeat([p.end - p.begin - p.cached for p in packed])
         return cls(
-            tokens=np.concatenate([p.prompt.tokens[p.cached :] for p in packed]),
+            tokens=joined([p.prompt.tokens[p.cached :] for p in packed]),
             positions=positions,
             angles=angles,
-            slots=np.concatenate([p.slots[p.cached :] for p in packed]),
+            slots=joined([p.slots[p.cached :] for p in packed]),
             segment_ends=segment_ends,
             read_ends=read_ends,
-            read_items=np.concatenate([p.items for p in packed]),
+            read_items=joined([p.items for p in packed]),
         )
 
     def forward(self, begin: int, end: int, groups: Sequence[Group]) -> Forward:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hiscore.arrays import Int64
 from hiscore.attention.metadata import NO_SLOT, Group
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache, slots_of
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
 
 
@@ -78,7 +78,7 @@ class PackedPrompt:
         for first, last, read_until in spans:
             missing = first + np.flatnonzero(self.slots[first:last] == NO_SLOT)
             pages = cache.allocate(-(-len(missing) // PAGE))
-            self.slots[missing] = slots_of(pages)[: len(missing)]
+            self.slots[missing] = cache.slots_of(pages)[: len(missing)]
             yield Allocation(pages, read_until)
 
     def _node(self, token: int) -> tuple[int, int]:

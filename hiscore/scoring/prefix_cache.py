@@ -24,7 +24,6 @@ from hiscore.page_hashes import PageHashes
 # A multiple of the tokens that the attention kernel reads at a time: cached and new keys are then split into the
 # same blocks, and a hit changes no bit of a score.
 PAGE = 32
-_OFFSETS = np.arange(PAGE)
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class PrefixCache:
         """Whether a batch is held: see `held`."""
         self._most_reserved = self._reserve = reserve
         self._pages = pages
+        self._slots = np.arange(pages * PAGE).reshape(pages, PAGE)
         self._free_pages = list(range(pages - 1, -1, -1))
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # page by hash, least recently used first
         self._in_use: set[bytes] = set()  # by the batch that is being packed, or read by the one that is held
@@ -128,7 +128,7 @@ class PrefixCache:
             pages.append(page)
         self._queries.append(key.pages[: len(pages)])
         self._mark_used(key.pages[: len(pages)])
-        return slots_of(pages), hits * PAGE
+        return self.slots_of(pages), hits * PAGE
 
     def allocate(self, pages: int) -> list[int]:
         """Take pages out of the pool, evicting cached ones if needed.
@@ -170,6 +170,10 @@ class PrefixCache:
             self.holds, self._held = False, []
             self._in_use = set()
 
+    def slots_of(self, pages: Sequence[int]) -> Int64:
+        """The slots of pages, in order: int64 [len(pages) * PAGE]."""
+        return self._slots.take(np.array(pages, np.int64), axis=0).ravel()
+
     def _publish(self, pages: Sequence[bytes]) -> None:
         """A query of the batch that was held is cached."""
         for page_hash in pages:
@@ -197,8 +201,3 @@ class PrefixCache:
             oldest = next(page_hash for page_hash in self._cached if page_hash not in self._in_use)
             self._free_pages.append(self._cached.pop(oldest))
         return self._free_pages.pop()
-
-
-def slots_of(pages: list[int]) -> Int64:
-    """The slots of pages, in order: int64 [len(pages) * PAGE]."""
-    return (np.asarray(pages, np.int64)[:, None] * PAGE + _OFFSETS).ravel()

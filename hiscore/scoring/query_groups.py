@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hiscore.arrays import Int64
+from hiscore.arrays import Int64, joined
 from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
@@ -64,7 +64,7 @@ def grouped_by_query(
         QueryGroup(
             members[0][1].with_items_of([prompt for _, prompt, _ in members[1:]]),
             [i for i, _, _ in members],
-            np.concatenate([items for _, _, items in members]),
+            joined([items for _, _, items in members]),
         )
         for members in groups.values()
     ]
