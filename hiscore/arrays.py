@@ -18,5 +18,5 @@ Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 
 def joined(arrays: Sequence[Array]) -> Array:
-    """Arrays of one dimension end to end. One alone is not copied: most batches are of one call."""
+    """Arrays of one dimension end to end, not to be written to: one alone, as in most batches, is not copied."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

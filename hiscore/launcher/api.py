@@ -17,8 +17,9 @@ from types import TracebackType
 from hiscore.launcher.addresses import in_url, reachable
 from hiscore.launcher.allocator import ALLOCATOR
 from hiscore.launcher.api_tls import LinkRefused, link_variables
-from hiscore.launcher.child import cores_of_others, start_child
+from hiscore.launcher.child import start_child
 from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.own_cores import other_cores
 from hiscore.launcher.ports import free_ports, is_free
 from hiscore.launcher.watchdog import RestartPolicy
 from hiscore.settings import ApiProcessSettings, ServeSettings
@@ -141,7 +142,7 @@ class Api:
     def _launch(self) -> None:
         command = [sys.executable, "-m", "hiscore.api"]
         self._popen = start_child(
-            command, self._environment(), self._log_path, cores=cores_of_others(self._settings)
+            command, self._environment(), self._log_path, cores=other_cores(self._settings)
         )
 
     def _environment(self) -> dict[str, str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hiscore import die_with_parent
-from hiscore.settings import ServeSettings
 
 # Linux shares processors between sessions (autogroup), and a process of class SCHED_IDLE is below those of its own
 # session alone: those of `spinner` have to be below the server.
@@ -33,7 +32,7 @@ def start_child(
         environment: All of its variables; None: ours.
         log_path: File to append its output to; None: our standard error.
         pass_fds: File descriptors that it and its children keep open.
-        cores: Those that it may run on; none: all that we may.
+        cores: Those that it may run on; empty: all that we may.
     """
     wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
     with ExitStack() as opened:
@@ -51,14 +50,9 @@ def start_child(
         )
 
 
-def cores_of_others(settings: ServeSettings) -> set[int]:
-    """Where everything may run but the threads of SCORER_CORES; empty if there are none."""
-    return os.sched_getaffinity(0) - set(settings.own_cores) if settings.own_cores else set()
-
-
 @contextmanager
 def _on(cores: Collection[int]) -> Iterator[None]:
-    """Run this thread, and start processes, on some cores."""
+    """Keep this thread on some cores, and with it what it starts."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

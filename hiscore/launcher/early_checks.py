@@ -1,13 +1,12 @@
 """What can be known to fail from the settings and the machine alone, before any file of a checkpoint is read."""
 
-import os
 import ssl
 from pathlib import Path
 
 from hiscore.launcher.device_choice import choose_device, no_gpu, visible_gpus
 from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.own_cores import check_own_cores
 from hiscore.launcher.ports import is_free
-from hiscore.launcher.repository import num_instances
 from hiscore.settings import ServeSettings
 
 PORTS = ("http_port", "grpc_port", "metrics_port", "health_port", "api_port")
@@ -39,26 +38,6 @@ def check_device(settings: ServeSettings) -> None:
         raise LaunchError(
             f"TENSOR_PARALLEL is {ranks}, and {visible_gpus()} GPUs are visible, which is no multiple of it: "
             "name those to use in CUDA_VISIBLE_DEVICES"
-        )
-
-
-def check_own_cores(settings: ServeSettings) -> None:
-    """Refuse cores that the scorer's instances cannot have, or that leave none to others."""
-    own, allowed = settings.own_cores, os.sched_getaffinity(0)
-    if not own:
-        return
-    named = f"SCORER_CORES is {settings.scorer_cores}"
-    if missing := sorted(set(own) - allowed):
-        raise LaunchError(f"{named}: {missing[0]} is none of the cores that may be used here")
-    device, _ = choose_device(settings.device)
-    instances = num_instances(settings, device)
-    if len(own) != instances or len(set(own)) != len(own):
-        raise LaunchError(
-            f"{named}: {instances} different numbers are needed, one for each instance of scorer"
-        )
-    if not allowed - set(own):
-        raise LaunchError(
-            f"{named}: these are all that may be used here, leave some to the rest of the server"
         )
 
 

@@ -9,8 +9,8 @@ from hiscore.models.server_resources import Instance
 def stay_on(cores: Sequence[int], instance: Instance, ranks: int) -> None:
     """Keep the calling thread, and those that it starts from now on, on the core of a model's instance.
 
-    Triton calls a model on the thread that loads it. What that thread needs for a call then stays in the caches of
-    one core; Linux would choose another one at any time that it wakes.
+    Triton calls a model on the thread that loads it. What a call needs then stays in that core's caches; otherwise
+    Linux may wake the thread on any idle core.
 
     Args:
         cores: One for each instance; empty: the thread stays where it likes.

@@ -4,7 +4,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -136,9 +137,12 @@ class TextEncoder:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        # Wherever the thread that asks first may run: see `hiscore.serving.own_core`.
-        stay = partial(os.sched_setaffinity, 0, self._cores)
-        return ThreadPoolExecutor(len(self._cores), "hiscore-encode", initializer=stay)
+        return ThreadPoolExecutor(len(self._cores), "hiscore-encode", initializer=self._spread)
+
+    def _spread(self) -> None:
+        """Let a worker run where this object was made: who asks for it may be kept on one core (SCORER_CORES)."""
+        with suppress(OSError):  # a container's cores may have been taken away meanwhile
+            os.sched_setaffinity(0, self._cores)
 
     def _by_backend(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2
 
 from hiscore.scoring.layout import lay_out
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 
 Float32 = npt.NDArray[np.float32]
 INPUTS = ("input_ids", "delimiter_indices", "label_token_ids")
@@ -38,6 +39,11 @@ class Ids:
     query: list[int]
     items: list[list[int]]
     labels: tuple[int, ...]
+
+    def request(self) -> ScoreRequest:
+        """The call as the scorer takes it, for softmax over the labels."""
+        prompt = MultiItemPrompt.of(self.query, self.items)
+        return ScoreRequest(prompt, np.array(self.labels, np.int32), ScoreOptions(apply_softmax=True))
 
     def tensors(self) -> dict[str, npt.NDArray[np.int32]]:
         """The inputs of `scorer` by name, each int32 [n]."""

@@ -20,12 +20,11 @@ from unittest import mock
 import numpy as np
 import torch
 
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from hiscore.settings import Device
-from perf.loadgen.load_plan import CPU, GPU, Plan
-from perf.loadgen.scorer_calls import Shape, draw
+from perf.loadgen.load_plan import CPU, GPU
+from perf.loadgen.scorer_calls import draw
 from perf.machine.facts import machine_facts
 from perf.models import checkpoints
 from perf.script import arguments, write_json
@@ -33,6 +32,7 @@ from perf.script import arguments, write_json
 PAUSES_MS = {"cuda": (0, 1, 3, 10, 25, 50, 100), "cpu": (0, 3)}
 ROUNDS = {"cuda": 30, "cpu": 3}
 WARM_UP = 20
+CALLS = 100
 KERNEL_EVERY_S = 0.001
 Wait = Callable[[float], None]
 
@@ -101,19 +101,18 @@ def measure(
     """Median milliseconds of the host and of the GPU, by what a pause is filled with, and its length."""
     ways, pauses = waits(device), PAUSES_MS[device]
     spent: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    gpu, number = GpuTime(), 0
+    gpu = GpuTime()
     with gpu.of_graphs():
         for done in range(-WARM_UP, rounds * len(ways) * len(pauses)):
             # In turns, so that a drift of the machine is in all.
             way, pause = list(ways)[done % len(ways)], pauses[done // len(ways) % len(pauses)]
             ways[way](1e-3 * pause)
             begin = time.perf_counter()
-            pending = scorer.submit([calls[number % len(calls)]])
+            pending = scorer.submit([calls[done % len(calls)]])
             if device == "cuda":
                 gpu.launched()
             pending.result()
             host = time.perf_counter() - begin
-            number += 1
             on_gpu = gpu.take() if device == "cuda" else host
             if done >= 0:
                 spent[way, pause].append((host, on_gpu))
@@ -122,18 +121,6 @@ def measure(
         host, on_gpu = (1e3 * float(median) for median in np.median(taken, axis=0))
         found[way][str(pause)] = {"call_ms": host, "gpu_ms": on_gpu}
     return found
-
-
-def requests(plan: Plan, shape: Shape, count: int) -> list[ScoreRequest]:
-    """Calls of a shape, each with ids of its own."""
-    return [
-        ScoreRequest(
-            MultiItemPrompt.of(call.query, call.items),
-            np.array(call.labels, np.int32),
-            ScoreOptions(apply_softmax=True),
-        )
-        for call in draw(np.random.default_rng(0), shape, count, plan.vocabulary, plan.labels)
-    ]
 
 
 def main() -> int:
@@ -148,8 +135,9 @@ def main() -> int:
         scorer = Scorer(Path(directory), device, query_cache_bytes=0)
     found = {}
     for shape in (plan.prompts[0], plan.request):
-        rounds = options.rounds or ROUNDS[device]
-        found[str(shape)] = measure(scorer, requests(plan, shape, 100), device, rounds)
+        drawn = draw(np.random.default_rng(0), shape, CALLS, plan.vocabulary, plan.labels)
+        calls = [call.request() for call in drawn]
+        found[str(shape)] = measure(scorer, calls, device, options.rounds or ROUNDS[device])
         for way, by_pause in found[str(shape)].items():
             taken = "  ".join(
                 f"{pause} ms: {each['call_ms']:.2f} ({each['gpu_ms']:.2f})"

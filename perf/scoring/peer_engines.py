@@ -11,9 +11,7 @@ import numpy as np
 import torch
 
 from hiscore.arrays import Float32
-from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.pending_scores import Scores
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.loadgen.scorer_calls import Ids
 
@@ -41,20 +39,7 @@ class Ours:
         self._scorer = Scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
 
     def scores(self, calls: Sequence[Ids]) -> Float32:
-        options = ScoreOptions(apply_softmax=True)
-        requests = [
-            ScoreRequest(
-                MultiItemPrompt(
-                    np.array([*call.query, *(token for item in call.items for token in item)], np.int32),
-                    len(call.query),
-                    np.array([len(item) for item in call.items]),
-                ),
-                np.array(call.labels, np.int32),
-                options,
-            )
-            for call in calls
-        ]
-        answers, _ = self._scorer.score(requests)
+        answers, _ = self._scorer.score([call.request() for call in calls])
         found = [answer for answer in answers if isinstance(answer, Scores)]
         if len(found) < len(answers):
             raise RuntimeError("the scorer refused a call")

@@ -56,7 +56,7 @@ def test_spinning_changes_no_answer_and_ends_with_the_server(tiny_llama: Path, t
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be shared out")
-def test_the_scorer_s_thread_has_a_core_and_the_rest_of_the_server_the_others(
+def test_the_scoring_thread_has_a_core_and_the_rest_of_the_server_the_others(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from hiscore.launcher.child import cores_of_others, start_child
+from hiscore.launcher.child import start_child
+from hiscore.launcher.own_cores import other_cores
 from hiscore.settings import ServeSettings
 
 CORES = os.sched_getaffinity(0)
@@ -44,13 +45,13 @@ def test_one_may_write_to_a_terminal_that_stops_others(control: bool) -> None:
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
-def test_one_keeps_off_the_cores_of_others_and_we_do_not() -> None:
+def test_one_keeps_off_the_scorer_cores_and_we_do_not() -> None:
     own = max(CORES)
     settings = ServeSettings(scorer_cores=str(own))
-    assert cores_of_others(settings) == CORES - {own}
+    assert other_cores(settings) == CORES - {own}
     keeps = f"import os, sys; sys.exit({own} in os.sched_getaffinity(0))"
-    assert start_child([sys.executable, "-c", keeps], cores=cores_of_others(settings)).wait() == 0
+    assert start_child([sys.executable, "-c", keeps], cores=other_cores(settings)).wait() == 0
     assert os.sched_getaffinity(0) == CORES
     # The control: without the setting.
-    assert cores_of_others(ServeSettings()) == set()
-    assert start_child([sys.executable, "-c", keeps], cores=cores_of_others(ServeSettings())).wait() == 1
+    assert other_cores(ServeSettings()) == set()
+    assert start_child([sys.executable, "-c", keeps], cores=other_cores(ServeSettings())).wait() == 1

@@ -1,5 +1,6 @@
 """What is refused before any file of a checkpoint is read: devices, ports and TLS files that cannot work."""
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 from hiscore.launcher import device_choice, early_checks
-from hiscore.launcher.early_checks import check_device, check_early, check_own_cores, check_ports, check_tls
+from hiscore.launcher.early_checks import check_device, check_early, check_ports, check_tls
 from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.own_cores import check_own_cores
 from hiscore.settings import ServeSettings
 from tests.support.certificates import make_ca, sign
 
@@ -62,10 +64,10 @@ def test_gpus_must_make_whole_groups(gpu: list[str], monkeypatch: pytest.MonkeyP
         ("2,3,4", "0,1,2", "these are all that may be used here"),
     ],
 )
-def test_cores_of_the_scorer_s_own_must_be_there_and_leave_others(
+def test_scorer_cores_must_be_there_and_leave_others(
     gpu: list[str], monkeypatch: pytest.MonkeyPatch, cores: str, gpus: str, reason: str
 ) -> None:
-    monkeypatch.setattr(early_checks.os, "sched_getaffinity", lambda _: {2, 3, 4})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     if gpus == "0,1":
         check_own_cores(ServeSettings(scorer_cores="4,2"))  # the control
@@ -74,7 +76,7 @@ def test_cores_of_the_scorer_s_own_must_be_there_and_leave_others(
 
 
 def test_each_instance_needs_one_core(gpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early_checks.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     check_own_cores(ServeSettings(scorer_cores="3,1", tensor_parallel=2))
     check_own_cores(ServeSettings(scorer_cores="3,1,2", device="cpu", cpu_instances=3))
