@@ -11,6 +11,9 @@ log = logging.getLogger(__name__)
 GRACE_S = 1.0
 """Time for the error responses to be sent."""
 _ending = threading.Lock()
+_held: list[Exception] = []
+"""What failed. Its frames hold tensors in pinned memory. PyTorch records an event when it frees one of those, and
+aborts where it cannot."""
 
 
 def is_device_lost(error: Exception | None) -> bool:
@@ -24,9 +27,12 @@ def is_device_lost(error: Exception | None) -> bool:
 def end_if_device_is_lost(error: Exception) -> None:
     """End the process if every later call would fail too; the watchdog then starts a new server.
 
-    Call it where the error is first seen: torch may abort earlier, when it frees memory.
+    Call it where the error is caught: what its frames hold is kept until the end.
     """
-    if is_device_lost(error) and _ending.acquire(blocking=False):
+    if not is_device_lost(error):
+        return
+    _held.append(error)
+    if _ending.acquire(blocking=False):
         log.critical("the device is lost: this process ends")
         end = threading.Timer(GRACE_S, os._exit, (1,))
         end.daemon = True

@@ -1,5 +1,8 @@
 """What CUDA's errors do to the process of a model; on a GPU a real one does it, in `tests/gpu`."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,26 @@ import torch
 
 from hiscore.serving.device_loss import is_device_lost
 from tests.server.device_lost import check_that_the_process_ends_and_is_seen
+
+# Like PyTorch, which aborts where it frees pinned memory that a lost device has read.
+FAILING = """
+import os, sys, time
+from hiscore.serving.device_loss import end_if_device_is_lost
+
+class Pinned:
+    def __del__(self):
+        os.abort()
+
+def launch():
+    pinned = Pinned()
+    raise RuntimeError(sys.argv[1])
+
+try:
+    launch()
+except RuntimeError as error:
+    end_if_device_is_lost(error)
+time.sleep(60)
+"""
 
 
 @pytest.mark.server
@@ -25,6 +48,19 @@ def test_an_error_of_the_device_ends_the_process(tiny_lm: Path, tmp_path: Path) 
 )
 def test_errors_of_torch_and_of_kernels_mean_that_the_device_is_lost(error: Exception) -> None:
     assert is_device_lost(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        ("Triton Error [CUDA]: an illegal memory access was encountered", 1),
+        ("shapes do not match", -signal.SIGABRT),  # the control: what it held is freed
+    ],
+    ids=["lost", "another error"],
+)
+def test_what_failed_is_not_freed_before_the_process_ends(error: str, exit_code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", FAILING, error], check=False, stderr=subprocess.DEVNULL)
+    assert ended.returncode == exit_code
 
 
 def test_other_errors_end_no_process() -> None:
