@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from hiscore.errors import Code, RequestError
+from hiscore.serving.device_loss import is_device_lost
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,11 @@ def launch_for(
 
 
 def error_of(launch: Callable[[], None]) -> Exception | None:
-    """What a launch raises, as its caller may be told; nothing that it allocated is held any more."""
+    """What a launch raises, as its caller may be told; nothing that it allocated is held any more.
+
+    Raises:
+        Exception: The device is lost: no row could be launched alone.
+    """
     try:
         launch()
     except torch.OutOfMemoryError as lacking:
@@ -41,6 +46,8 @@ def error_of(launch: Callable[[], None]) -> Exception | None:
             "there is no memory left for what this request's sampling needs", Code.UNAVAILABLE
         )
     except Exception as error:
+        if is_device_lost(error):
+            raise
         log.exception("sampling fails")
         return error.with_traceback(None)
     return None
