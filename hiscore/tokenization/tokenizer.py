@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from hiscore.auto_classes import AutoTokenizer
 from hiscore.panics import panics_raised
-from hiscore.tokenization.auto_tokenizer import AutoTokenizer
 from hiscore.tokenization.pair_template import PROBES, PairTemplate, find_pair_template
 from hiscore.tokenization.safe_splits import split_rule
 from hiscore.tokenization.split_rule import SplitRule

@@ -1,12 +1,18 @@
-"""What a process imports with its tokenizer."""
+"""What a process imports for a checkpoint's config and tokenizer."""
 
 import subprocess
 import sys
 
 import pytest
 
+OURS, THEIRS = "hiscore.auto_classes", "transformers"
 COMPILER = "torch._dynamo"
-OURS, THEIRS = "hiscore.tokenization.auto_tokenizer", "transformers"
+IMPORTED = f"""
+import sys
+from {{module}} import AutoConfig, AutoTokenizer
+AutoConfig.for_model("llama")
+print("{COMPILER}" in sys.modules)
+"""
 A_MODEL_GENERATES = """
 from transformers import AutoConfig, AutoModelForCausalLM
 sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
@@ -24,12 +30,9 @@ def python(code: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "expected"), [(OURS, "False"), (THEIRS, "True")])
-def test_no_compiler_comes_with_our_tokenizer_as_it_does_with_transformers_own(module: str, expected: str):
+def test_no_compiler_comes_with_our_classes_as_it_does_with_transformers_own(module: str, expected: str):
     """If the second fails, transformers has mended it, and our module is of no use any more."""
-    assert (
-        python(f"import sys; from {module} import AutoTokenizer; print('{COMPILER}' in sys.modules)")
-        == expected
-    )
+    assert python(IMPORTED.format(module=module)) == expected
 
 
 @pytest.mark.slow
