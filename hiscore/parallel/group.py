@@ -5,7 +5,9 @@ the same bits, so whatever ranks compute from a result they compute alike.
 """
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
+from functools import reduce
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +19,8 @@ from hiscore.parallel.shard import WHOLE, Shard
 dist: Any = torch.distributed  # what is used here of it is not all typed
 # A rank that is lost is noticed long before (`leader.Ranks`); this only bounds a start.
 TIMEOUT = timedelta(minutes=30)
+SLICE = 2**18
+"""Numbers that gloo exchanges at a time."""
 
 
 class Group(Protocol):
@@ -75,43 +79,57 @@ class Distributed(Group):
             device: Where its tensors are.
         """
         self.shard = shard
+        self._by_nccl = device.type == "cuda"
         file = dist.FileStore(store, shard.ranks)
-        self._group: Any = (_nccl if device.type == "cuda" else _gloo)(file, shard)
+        self._group: Any = (_nccl if self._by_nccl else _gloo)(file, shard)
 
     def sum(self, x: Tensor) -> Tensor:
-        return self._reduce(x, dist.ReduceOp.SUM)
+        return self._reduce(x, dist.ReduceOp.SUM, torch.add)
 
     def max(self, x: Tensor) -> Tensor:
-        return self._reduce(x, dist.ReduceOp.MAX)
+        return self._reduce(x, dist.ReduceOp.MAX, torch.maximum)
 
     def gather(self, x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(self.shard.ranks)]
-        options = dist.distributed_c10d.AllgatherOptions()
-        options.asyncOp = False
-        work = self._group.allgather([parts], [x.contiguous()], options)
-        if work is not None:
-            work.wait()
-        return torch.cat(parts, dim=1)
+        return torch.cat(self._parts(x), dim=1)
 
     def merge(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         # As integers: a sum of numbers would make 0 of -0, and other bits of a NaN.
         words = x.view(-1).view(torch.uint8)
-        self._reduce(words.view(torch.int32) if len(words) % 4 == 0 else words, dist.ReduceOp.SUM)
+        self.sum(words.view(torch.int32) if len(words) % 4 == 0 else words)
         return x
 
-    def _reduce(self, x: Tensor, operation: Any) -> Tensor:
+    def _parts(self, x: Tensor) -> list[Tensor]:
+        """All ranks' tensors, in the order of ranks."""
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.shard.ranks)]
+        options = dist.distributed_c10d.AllgatherOptions()
+        # On the current stream, as `torch.distributed` does it, instead of a stream of NCCL's own.
+        options.asyncOp = False
+        _wait(self._group.allgather([parts], [x], options))
+        return parts
+
+    def _reduce(self, x: Tensor, operation: Any, of_two: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """x of all ranks together, in its place if it is contiguous: by NCCL, or two tensors at a time."""
         if not x.numel():
             return x
         x = x.contiguous()
-        options = dist.AllreduceOptions()
-        options.reduceOp = operation
-        # On the current stream, as `torch.distributed.all_reduce` does it, instead of a stream of NCCL's own.
-        options.asyncOp = False
-        work = self._group.allreduce([x], options)
-        if work is not None:
-            work.wait()
+        if self._by_nccl:
+            options = dist.AllreduceOptions()
+            options.reduceOp = operation
+            options.asyncOp = False
+            _wait(self._group.allreduce([x], options))
+            return x
+        # Gloo's own reduction takes twice as long for few numbers, and adds in an order that depends on their
+        # place. In slices, as all ranks' parts of x could be large.
+        for own in x.view(-1).split(SLICE):
+            own.copy_(reduce(of_two, self._parts(own)))
         return x
+
+
+def _wait(work: Any) -> None:
+    if work is not None:
+        work.wait()
 
 
 def _gloo(store: Any, shard: Shard) -> Any:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -44,9 +44,8 @@ OPTIONS = PLAIN, SOFTMAX = ScoreOptions(), ScoreOptions(apply_softmax=True, temp
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks([CPU] * request.param) as ranks:
-        yield ranks
+def ranks(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
+    return ranks_of(request.param)
 
 
 def compare(checkpoint: Path, ranks: Ranks) -> None:

@@ -1,17 +1,16 @@
 """Ranks that tests of several modules have in common."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 
 from hiscore.parallel.leader import Ranks
 from tests.support import decode_rank_work
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
+def ranks(ranks_of: Callable[[int], Ranks]) -> Ranks:
     """Two, with what decoding imports."""
-    with Ranks([torch.device("cpu")] * 2) as ranks:
-        ranks.prepare(decode_rank_work.arrive)
-        yield ranks
+    ranks = ranks_of(2)
+    ranks.prepare(decode_rank_work.arrive)
+    return ranks

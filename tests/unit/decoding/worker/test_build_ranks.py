@@ -66,9 +66,11 @@ def test_who_cannot_use_flashinfer_is_logged_or_refused_by_name(
 
 def test_a_rank_that_cannot_load_is_named_and_the_others_go_on(ranks: Ranks, path: Path) -> None:
     ranks.prepare(partial(decode_rank_work.refuse_to_pin, which=1))
-    with pytest.raises(RankError, match=r"rank 1 of 2: HostMemoryRefused: .* HOST_KV_BYTES lower"):
-        make(ranks, path)
-    ranks.prepare(decode_rank_work.pin_again)
+    try:
+        with pytest.raises(RankError, match=r"rank 1 of 2: HostMemoryRefused: .* HOST_KV_BYTES lower"):
+            make(ranks, path)
+    finally:
+        ranks.prepare(decode_rank_work.pin_again)
     works(make(ranks, path))
 
 

@@ -1,6 +1,6 @@
 """Prompts that begin alike, on several ranks: all of them find what was kept, and attend to it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ CACHING: dict[str, Any] = {"prefix_cache": True, "chunk": 64}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks([torch.device("cpu")] * request.param) as ranks:
-        ranks.prepare(decode_rank_work.arrive)
-        yield ranks
+def ranks(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
+    ranks = ranks_of(request.param)
+    ranks.prepare(decode_rank_work.arrive)
+    return ranks
 
 
 @pytest.fixture(scope="module")

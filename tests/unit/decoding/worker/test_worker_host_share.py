@@ -1,6 +1,6 @@
 """Ranks that share the host pool of latents: each page is stored by one of them, and all get it from there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,16 +18,14 @@ from tests.unit.decoding.worker.test_worker_ranks import CALLS, SETTINGS, togeth
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 NAME = "latents, shared selections"
 LONG = [{**each, "max_tokens": 40, "sparse": True} for each in CALLS[:4]]
 """Calls that are preempted and restored, and select what has long left their buffers."""
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks([CPU] * request.param) as ranks:
-        yield ranks
+def ranks(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
+    return ranks_of(request.param)
 
 
 @pytest.fixture(scope="module")

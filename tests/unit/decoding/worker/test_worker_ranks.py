@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from tests.unit.decoding.worker.test_worker_engine import Call, call
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 COUNT = 10
 # Family; selector, tokens selected, tokens in the buffer.
 SETTINGS = {
@@ -60,9 +59,8 @@ TWO_RANKS = pytest.mark.parametrize("ranks", [2], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks([CPU] * request.param) as ranks:
-        yield ranks
+def ranks(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
+    return ranks_of(request.param)
 
 
 @pytest.fixture(scope="module")

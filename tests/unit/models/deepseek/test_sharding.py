@@ -1,6 +1,6 @@
 """Weights of latent attention in fp8, whole and over ranks, which are processes with gloo between them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -166,9 +166,8 @@ def check_mlp(parts: list[Mlp], whole: Mlp | None) -> None:
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def leader(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks([CPU] * request.param) as ranks:
-        yield ranks
+def leader(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
+    return ranks_of(request.param)
 
 
 def together(leader: Ranks, checkpoint: Path, keeps_fp8: bool, ids: Tensor) -> Tensor:
