@@ -194,7 +194,7 @@ def test_any_call_gets_an_answer_or_an_error_of_its_own(
 ) -> None:
     seen: set[str] = set()
 
-    @settings(max_examples=150, derandomize=True, database=None)
+    @settings(max_examples=100, derandomize=True, database=None)
     @given(calls(model))
     def play(request: service_pb2.ModelInferRequest) -> None:
         code, message = outcome(stub, request)

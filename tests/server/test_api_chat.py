@@ -389,19 +389,20 @@ def connect(api: Api) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(api: Api, server: Server) -> None:
+def test_a_reader_that_does_not_read_holds_up_nobody(lm: Server, tmp_path: Path) -> None:
     # Log-probabilities make events large, so that what nobody reads soon fills the connection.
-    body = {**LONG, "max_tokens": 500, "logprobs": 20, "stream": True}
-    before = psutil.Process(api.pid).memory_info().rss
-    with connect(api) as connection:
+    body = {**LONG, "max_tokens": 1_000, "logprobs": 20, "stream": True}
+    with api_of(lm, tmp_path / "log", prompt_labels="a,b") as api, connect(api) as connection:
+        before = psutil.Process(api.pid).memory_info().rss
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         connection.sendall(post(TEXT, json.dumps(body).encode(), "Content-Type: application/json"))
-        wait_until(lambda: held(server) > 0, lambda: "the control: it runs")
+        wait_until(lambda: held(lm) > 0, lambda: "the control: it runs")
         for _ in range(3):
             assert call(api, CHAT, {"messages": MESSAGES, **GREEDY}).status == 200
-        wait_until(lambda: held(server) == 0, lambda: "decode waits for the reader")
+        wait_until(lambda: held(lm) == 0, lambda: "decode waits for the reader")
         assert psutil.Process(api.pid).memory_info().rss - before < 2**26
         # The answer is all there for a reader that reads in the end.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
         received = b""
         while not received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
             block = connection.recv(2**16)

@@ -1,6 +1,6 @@
 """All kinds of calls at once, for a long time: memory, /dev/shm, open files and threads do not grow.
 
-SOAK_MINUTES sets the duration: half a minute by default, two in CI, thirty in `make soak`.
+SOAK_MINUTES sets the duration: half a minute by default, one in CI, thirty in `make soak`.
 """
 
 import os

@@ -107,7 +107,7 @@ def test_under_load_scores_are_those_of_each_item_alone(
     shared = [rng.integers(0, VOCABULARY, size).tolist() for size in (40, 64, 70)]
     shared.append(shared[1] + shared[0][:8])
     calls = []
-    for index in range(80):
+    for index in range(50):
         items = rng.integers(0, 40, int(rng.choice([1, 2, 3, 12], p=[0.4, 0.3, 0.2, 0.1]))).tolist()
         call = random_tokens(rng, int(rng.integers(1, 60)), items, VOCABULARY)
         calls.append(Tokens(shared[index % 4], call.items) if index % 3 else call)
