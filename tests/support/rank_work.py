@@ -24,6 +24,12 @@ def exchange(rank: Rank, mine: int) -> tuple[Tensor, Tensor, Tensor]:
     return rank.group.sum(x.clone()), rank.group.max(x.clone()), rank.group.gather(x)
 
 
+def sum_of(rank: Rank, terms: list[float], length: int) -> Tensor:
+    """The sum of a row of numbers: each rank has its own term everywhere."""
+    mine = torch.full((length,), terms[rank.shard.rank], dtype=torch.float64, device=rank.device)
+    return rank.group.sum(mine)
+
+
 def merge(rank: Rank, numbers: Tensor) -> Tensor:
     """What ranks have of some numbers, dealt out to them in turn."""
     mine = torch.zeros_like(numbers, device=rank.device)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+from hiscore.parallel.group import SLICE
 from hiscore.parallel.leader import GRACE_S, Ranks, lead
 from hiscore.parallel.rank import OneRank, RankError
 from tests.support import rank_work
@@ -46,6 +47,15 @@ def test_sums_maxima_and_parts_are_those_of_all_ranks(ranks: Ranks) -> None:
     assert total.tolist() == [[6.0, 6.0]] * 3
     assert most.tolist() == [[3.0, 3.0]] * 3
     assert parts.tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]] * 3
+
+
+@pytest.mark.parametrize("terms", [(1e16, 1.0, -1e16), (1.0, 1e16, -1e16), (1e16, -1e16, 1.0)])
+def test_sums_are_added_in_the_order_of_ranks_wherever_a_number_is(
+    ranks: Ranks, terms: tuple[float, ...]
+) -> None:
+    """Of more numbers than are exchanged at a time. Gloo's own reduction adds in several orders: other sums."""
+    found = ranks.do(partial(rank_work.sum_of, terms=list(terms), length=SLICE + 3))
+    assert set(found.tolist()) == {(terms[0] + terms[1]) + terms[2]}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
