@@ -19,8 +19,8 @@ from hiscore.parallel.shard import WHOLE, Shard
 dist: Any = torch.distributed  # what is used here of it is not all typed
 # A rank that is lost is noticed long before (`leader.Ranks`); this only bounds a start.
 TIMEOUT = timedelta(minutes=30)
-SLICE = 2**18
-"""Numbers that gloo exchanges at a time."""
+FEW = 2**16
+"""Numbers that ranks on the CPU gather and add up themselves; gloo reduces more."""
 
 
 class Group(Protocol):
@@ -110,20 +110,23 @@ class Distributed(Group):
         return parts
 
     def _reduce(self, x: Tensor, operation: Any, of_two: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """x of all ranks together, in its place if it is contiguous: by NCCL, or two tensors at a time."""
+        """x of all ranks together, in its place if it is contiguous.
+
+        Args:
+            x: One rank's part.
+            operation: What NCCL or gloo reduces by.
+            of_two: The same for two tensors.
+        """
         if not x.numel():
             return x
         x = x.contiguous()
-        if self._by_nccl:
-            options = dist.AllreduceOptions()
-            options.reduceOp = operation
-            options.asyncOp = False
-            _wait(self._group.allreduce([x], options))
-            return x
-        # Gloo's own reduction takes twice as long for few numbers, and adds in an order that depends on their
-        # place. In slices, as all ranks' parts of x could be large.
-        for own in x.view(-1).split(SLICE):
-            own.copy_(reduce(of_two, self._parts(own)))
+        if not self._by_nccl and x.numel() <= FEW:
+            # Gloo's own reduction takes up to three times as long for so few numbers, and half as long for many.
+            return x.copy_(reduce(of_two, self._parts(x)))
+        options = dist.AllreduceOptions()
+        options.reduceOp = operation
+        options.asyncOp = False  # as in `_parts`
+        _wait(self._group.allreduce([x], options))
         return x
 
 

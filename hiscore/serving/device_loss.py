@@ -12,8 +12,8 @@ GRACE_S = 1.0
 """Time for the error responses to be sent."""
 _ending = threading.Lock()
 _held: list[Exception] = []
-"""What failed. Its frames hold tensors in pinned memory. PyTorch records an event when it frees one of those, and
-aborts where it cannot."""
+"""Errors of the lost device. Their frames hold tensors in pinned memory. PyTorch records an event when it frees
+one of those: where it cannot, it aborts."""
 
 
 def is_device_lost(error: Exception | None) -> bool:

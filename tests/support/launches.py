@@ -354,7 +354,7 @@ def launch_everything() -> None:
     with mock.patch.object(kernel_ops, "supports_pdl", return_value=True):
         for rows in range(1, few.GEMV_MAX_ROWS + 1):
             chained(QWEN3, rows, StepProducts())
-        chained(QWEN3_8B, few.GEMV_MAX_ROWS, StepProducts())
+            chained(QWEN3_8B, rows, StepProducts())
         some, more = row_products.MAX_ROWS, pipelined_products.MAX_ROWS
         for sizes in (QWEN3, SMOLLM2):
             chained(sizes, some, StepProducts(row_products_rows=some))

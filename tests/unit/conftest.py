@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-if TYPE_CHECKING:
-    from hiscore.parallel.leader import Ranks
+from hiscore.parallel.leader import Ranks
 
 if "TRITON_INTERPRET" in os.environ:
     from tests.support.interpreter import patch_once_for_a_launch
@@ -27,15 +26,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def ranks_of() -> "Iterator[Callable[[int], Ranks]]":
+def ranks_of() -> Iterator[Callable[[int], Ranks]]:
     """So many ranks on the CPU, which all tests share: to start them takes seconds, and a third of a GiB each.
 
     A test builds what it works with, and takes back what it changes in a rank's modules or group. Without xdist,
     PyTorch has fewer threads from the first one on.
     """
-    import torch
-
-    from hiscore.parallel.leader import Ranks
-
     with ExitStack() as started:
         yield cache(lambda count: started.enter_context(Ranks([torch.device("cpu")] * count)))

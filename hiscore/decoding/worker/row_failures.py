@@ -20,6 +20,9 @@ def launch_for(
         rows: Of a batch; those that have failed before are left out.
         launch: For some of the rows. If it raises it has changed nothing that it would not change again.
         failures: By row: takes what a row raises alone.
+
+    Raises:
+        Exception: The device is lost.
     """
     going = [row for row in rows if row not in failures]
     if not going or (error := error_of(lambda: launch(going))) is None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from hiscore.parallel.group import SLICE
+from hiscore.parallel.group import FEW
 from hiscore.parallel.leader import GRACE_S, Ranks, lead
 from hiscore.parallel.rank import OneRank, RankError
 from tests.support import rank_work
@@ -53,9 +53,14 @@ def test_sums_maxima_and_parts_are_those_of_all_ranks(ranks: Ranks) -> None:
 def test_sums_are_added_in_the_order_of_ranks_wherever_a_number_is(
     ranks: Ranks, terms: tuple[float, ...]
 ) -> None:
-    """Of more numbers than are exchanged at a time. Gloo's own reduction adds in several orders: other sums."""
-    found = ranks.do(partial(rank_work.sum_of, terms=list(terms), length=SLICE + 3))
+    """As long as they are few. Gloo's own reduction adds in several orders, and gets other sums."""
+    found = ranks.do(partial(rank_work.sum_of, terms=list(terms), length=FEW))
     assert set(found.tolist()) == {(terms[0] + terms[1]) + terms[2]}
+
+
+def test_many_numbers_are_added_too(ranks: Ranks) -> None:
+    found = ranks.do(partial(rank_work.sum_of, terms=[1.0, 2.0, 4.0], length=FEW + 3))
+    assert set(found.tolist()) == {7.0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
