@@ -73,11 +73,12 @@ bench: $(INSTALLED) ## Measure what a CPU can show, and write a report (10 minut
 bench-gpu: $(INSTALLED) ## Measure everything on a CUDA GPU, and write a report (some 40 minutes)
 	@$(BIN)/python -m perf.bench --full $(BENCH)
 
-lint: $(INSTALLED) ## ruff, mypy and the import rules
+lint: $(INSTALLED) ## ruff, mypy, the import rules and the ceilings of tools/size.py
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tools/size.py
 
 format: $(INSTALLED) ## Format and fix what can be fixed
 	@$(BIN)/ruff format .
