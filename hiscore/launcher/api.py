@@ -19,7 +19,6 @@ from hiscore.launcher.allocator import ALLOCATOR
 from hiscore.launcher.api_tls import LinkRefused, link_variables
 from hiscore.launcher.child import start_child
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.own_cores import other_cores
 from hiscore.launcher.ports import free_ports, is_free
 from hiscore.launcher.watchdog import RestartPolicy
 from hiscore.settings import ApiProcessSettings, ServeSettings
@@ -141,9 +140,7 @@ class Api:
 
     def _launch(self) -> None:
         command = [sys.executable, "-m", "hiscore.api"]
-        self._popen = start_child(
-            command, self._environment(), self._log_path, cores=other_cores(self._settings)
-        )
+        self._popen = start_child(command, self._environment(), self._log_path)
 
     def _environment(self) -> dict[str, str]:
         settings = self._settings

@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ def start_child(
     environment: Mapping[str, str] | None = None,
     log_path: Path | None = None,
     pass_fds: Sequence[int] = (),
-    cores: Collection[int] = (),
 ) -> "subprocess.Popen[bytes]":
     """Start a command in a process group of its own, so that a Ctrl-C reaches it only through us.
 
@@ -32,13 +31,9 @@ def start_child(
         environment: All of its variables; None: ours.
         log_path: File to append its output to; None: our standard error.
         pass_fds: File descriptors that it and its children keep open.
-        cores: Those that it may run on; empty: all that we may.
     """
     wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
-    with ExitStack() as opened:
-        if cores:
-            opened.enter_context(_on(cores))
-        log = opened.enter_context(open(log_path, "ab")) if log_path else sys.stderr
+    with open(log_path, "ab") if log_path else nullcontext(sys.stderr) as log:
         return subprocess.Popen(
             [*wrapper, *command],
             env=environment,
@@ -48,14 +43,3 @@ def start_child(
             pass_fds=pass_fds,
             **APART,
         )
-
-
-@contextmanager
-def _on(cores: Collection[int]) -> Iterator[None]:
-    """Keep this thread on some cores, and with it what it starts."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

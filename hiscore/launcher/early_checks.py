@@ -5,7 +5,6 @@ from pathlib import Path
 
 from hiscore.launcher.device_choice import choose_device, no_gpu, visible_gpus
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.own_cores import check_own_cores
 from hiscore.launcher.ports import is_free
 from hiscore.settings import ServeSettings
 
@@ -20,7 +19,6 @@ def check_early(settings: ServeSettings) -> None:
     """
     check_tls(settings)
     check_device(settings)
-    check_own_cores(settings)
     check_ports(settings)
 
 

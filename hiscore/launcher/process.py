@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +33,6 @@ class Process:
         environment: Mapping[str, str],
         log_path: Path | None,
         lock: int,
-        cores: Collection[int] = (),
     ) -> None:
         """Start the command.
 
@@ -42,10 +41,9 @@ class Process:
             environment: All of its variables.
             log_path: Where its output goes; None: our standard error.
             lock: File descriptor that it and its children keep open.
-            cores: See `start_child`.
         """
         self._oom_kills = OomKills()
-        self._popen = start_child(command, environment, log_path, pass_fds=[lock], cores=cores)
+        self._popen = start_child(command, environment, log_path, pass_fds=[lock])
         self._stubs = Stubs(self._popen.pid)
 
     @property

@@ -13,7 +13,6 @@ from hiscore.launcher.choice import choose
 from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
 from hiscore.launcher.errors import LaunchError, NeverReady
 from hiscore.launcher.memory_limit import limit_memory
-from hiscore.launcher.own_cores import other_cores
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
 from hiscore.launcher.repository import batch_tokens, write_repository
@@ -193,7 +192,7 @@ class Server:
             )
             command = [str(self._choice.distribution.tritonserver), *flags]
             environment = self._choice.distribution.environment(workspace.path / "lib")
-            process = Process(command, environment, self.log_path, workspace.lock, other_cores(settings))
+            process = Process(command, environment, self.log_path, workspace.lock)
             self._process = process
             try:
                 process.wait_until(self._is_ready, settings.ready_timeout_s)

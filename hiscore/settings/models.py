@@ -7,7 +7,6 @@ from typing import TypeVar
 from pydantic import PositiveInt
 
 from hiscore.settings.choices import Selector
-from hiscore.settings.cores import OwnCores
 from hiscore.settings.groups import (
     CacheSettings,
     Division,
@@ -34,7 +33,7 @@ class TokenizerSettings(Limits, ModelSettings):
     """Settings of the `tokenizer` model."""
 
 
-class ScorerSettings(ScoringSettings, OwnCores, Precision, Division, Limits, ModelSettings):
+class ScorerSettings(ScoringSettings, Precision, Division, Limits, ModelSettings):
     """Settings of the `scorer` model."""
 
     max_batch_tokens: PositiveInt

@@ -10,7 +10,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from hiscore.settings.api import ApiSettings
 from hiscore.settings.choices import Device, WatchdogAction
-from hiscore.settings.cores import OwnCores
 from hiscore.settings.groups import (
     CacheSettings,
     Division,
@@ -173,7 +172,6 @@ class ServeSettings(
     Wakefulness,
     ApiSettings,
     Network,
-    OwnCores,
     Precision,
     Division,
     ModelChoice,

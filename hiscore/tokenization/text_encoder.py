@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +35,6 @@ class TextEncoder:
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend, self._normalizer = backend, backend.normalizer
-        self._cores = os.sched_getaffinity(0)
         normalizer = state(self._normalizer).get("type")
         simple = normalizer in (None, "NFC") and _adds_only_specials(state(backend.post_processor))
         self._bpe = byte_level_bpe(backend) if simple else None
@@ -137,12 +135,7 @@ class TextEncoder:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(len(self._cores), "hiscore-encode", initializer=self._spread)
-
-    def _spread(self) -> None:
-        """Let a worker run where this object was made: who asks for it may be kept on one core (SCORER_CORES)."""
-        with suppress(OSError):  # a container's cores may have been taken away meanwhile
-            os.sched_setaffinity(0, self._cores)
+        return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hiscore-encode")
 
     def _by_backend(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:

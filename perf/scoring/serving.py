@@ -147,7 +147,6 @@ def main() -> int:
             models="" if options.geometry == DEFAULT else "scorer",
             query_cache_bytes=chosen.query_cache_bytes,
             spin=options.spin,
-            scorer_cores=options.scorer_cores,
         )
         with Server(settings, options.out / "server.log") as server:
             ready = time.perf_counter()
@@ -195,7 +194,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="length of an open-loop window")
     parser.add_argument("--query-cache-bytes", type=int, help="the server's setting; 0: no cache")
     parser.add_argument("--spin", type=int, default=0, help="the server's setting, milliseconds")
-    parser.add_argument("--scorer-cores", default="", help="the server's setting")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json, to score text as well")
     return parser.parse_args()
 

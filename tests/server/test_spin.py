@@ -1,4 +1,4 @@
-"""Servers whose cores are kept awake, or given to one thread: the same answers, and nothing is left of it."""
+"""Servers whose cores are kept awake: the same answers, and nothing is left of it."""
 
 import os
 from contextlib import suppress
@@ -14,7 +14,6 @@ from hiscore_client import ScoreClient
 from tests.support.processes import alive
 from tests.support.timeouts import wait_until
 
-CORES = sorted(os.sched_getaffinity(0))
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
@@ -53,28 +52,3 @@ def test_spinning_changes_no_answer_and_ends_with_the_server(tiny_llama: Path, t
             process.suspend()
         np.testing.assert_array_equal(scores(server), awake)
     wait_until(lambda: not alive(after))
-
-
-@pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be shared out")
-def test_the_scoring_thread_has_a_core_and_the_rest_of_the_server_the_others(
-    tiny_llama: Path, tmp_path: Path
-) -> None:
-    ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)
-    settings = ServeSettings(
-        model=str(tiny_llama), models="scorer,score", device="cpu", scorer_cores=str(CORES[-1]), **ports
-    )
-    with Server(settings, tmp_path / "log") as server:
-        scores(server)
-        root = psutil.Process(server.pid)
-        scorer, *_ = [
-            child
-            for child in root.children()
-            if any("/scorer/1/model.py" in word for word in child.cmdline())
-        ]
-        found = {
-            thread.id: os.sched_getaffinity(thread.id)
-            for process in (root, *root.children(recursive=True))
-            for thread in process.threads()
-        }
-    assert found.pop(scorer.pid) == {CORES[-1]}
-    assert {frozenset(cores) for cores in found.values()} == {frozenset(CORES[:-1])}

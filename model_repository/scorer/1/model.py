@@ -24,7 +24,6 @@ from hiscore.serving.batcher import Batcher
 from hiscore.serving.feeds import CountsFeed, Exporter, batcher_feeds, queue_feeds
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.metrics import Counters
-from hiscore.serving.own_core import stay_on
 from hiscore.serving.triton_io import error_log, instance_of, serve, server_directory
 from hiscore.settings import ScorerSettings, from_model_directory
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -99,8 +98,6 @@ class TritonPythonModel:
         self.exporter = Exporter(feeds, labels)
         leader.prepare(freeze)
         leader.started()
-        # At the end: every thread that has been started may run elsewhere.
-        stay_on(settings.own_cores, instance, settings.tensor_parallel)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         timeout_s = self.settings.queue_timeout_s

@@ -6,11 +6,6 @@ import sys
 
 import pytest
 
-from hiscore.launcher.child import start_child
-from hiscore.launcher.own_cores import other_cores
-from hiscore.settings import ServeSettings
-
-CORES = os.sched_getaffinity(0)
 STARTS = """
 import os, sys, termios
 from hiscore.launcher.child import start_child
@@ -42,16 +37,3 @@ def test_one_may_write_to_a_terminal_that_stops_others(control: bool) -> None:
     # A session of its own, which it has without `process_group`, has no terminal to be stopped by.
     stopped = control and sys.version_info >= (3, 11)
     assert (os.waitstatus_to_exitcode(status), b"a line" in shown) == (int(stopped), not stopped), shown
-
-
-@pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
-def test_one_keeps_off_the_scorer_cores_and_we_do_not() -> None:
-    own = max(CORES)
-    settings = ServeSettings(scorer_cores=str(own))
-    assert other_cores(settings) == CORES - {own}
-    keeps = f"import os, sys; sys.exit({own} in os.sched_getaffinity(0))"
-    assert start_child([sys.executable, "-c", keeps], cores=other_cores(settings)).wait() == 0
-    assert os.sched_getaffinity(0) == CORES
-    # The control: without the setting.
-    assert other_cores(ServeSettings()) == set()
-    assert start_child([sys.executable, "-c", keeps], cores=other_cores(ServeSettings())).wait() == 1

@@ -1,6 +1,5 @@
 """What is refused before any file of a checkpoint is read: devices, ports and TLS files that cannot work."""
 
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 from hiscore.launcher import device_choice, early_checks
 from hiscore.launcher.early_checks import check_device, check_early, check_ports, check_tls
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.own_cores import check_own_cores
 from hiscore.settings import ServeSettings
 from tests.support.certificates import make_ca, sign
 
@@ -52,43 +50,6 @@ def test_gpus_must_make_whole_groups(gpu: list[str], monkeypatch: pytest.MonkeyP
     ):
         check_device(ServeSettings(tensor_parallel=4))
     check_device(ServeSettings(tensor_parallel=4, device="cpu"))
-
-
-@pytest.mark.parametrize(
-    ("cores", "gpus", "reason"),
-    [
-        ("2", "0,1", "2 different numbers are needed"),
-        ("2,3,4", "0,1", "2 different numbers are needed"),
-        ("2,2", "0,1", "2 different numbers are needed"),
-        ("3,7", "0,1", "7 is none of the cores that may be used here"),
-        ("2,3,4", "0,1,2", "these are all that may be used here"),
-    ],
-)
-def test_scorer_cores_must_be_there_and_leave_others(
-    gpu: list[str], monkeypatch: pytest.MonkeyPatch, cores: str, gpus: str, reason: str
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4})
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    if gpus == "0,1":
-        check_own_cores(ServeSettings(scorer_cores="4,2"))  # the control
-    with pytest.raises(LaunchError, match=f"SCORER_CORES is {cores}: {reason}"):
-        check_own_cores(ServeSettings(scorer_cores=cores))
-
-
-def test_each_instance_needs_one_core(gpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    check_own_cores(ServeSettings(scorer_cores="3,1", tensor_parallel=2))
-    check_own_cores(ServeSettings(scorer_cores="3,1,2", device="cpu", cpu_instances=3))
-    check_own_cores(ServeSettings())
-    with pytest.raises(LaunchError, match="1 different numbers are needed"):
-        check_own_cores(ServeSettings(scorer_cores="3,1", device="cpu"))
-
-
-@pytest.mark.parametrize("cores", ["1,", "a", "1-3", "-1", "1, 2"])
-def test_cores_are_numbers_with_commas(cores: str) -> None:
-    with pytest.raises(ValueError, match="scorer_cores"):
-        ServeSettings(scorer_cores=cores)
 
 
 @pytest.mark.parametrize("other", ["grpc_port", "metrics_port", "health_port", "api_port"])

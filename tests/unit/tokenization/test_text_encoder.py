@@ -1,8 +1,6 @@
 """Texts get the ids of the checkpoint's own tokenizer, whichever library gives them."""
 
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -200,23 +198,3 @@ def test_many_characters_are_encoded_in_parts_and_in_order(monkeypatch: pytest.M
     assert TextEncoder(BUILT["gpt2"]).encode(texts) == [ids(BUILT["gpt2"], text) for text in texts]
     assert len(parts) > 10
     assert sorted(text for part in parts for text in part) == sorted(texts)
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
-def test_many_characters_are_encoded_on_all_cores_whoever_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked by a thread that is kept on one core, of which its threads would be, too."""
-    encoder, cores, seen = TextEncoder(BUILT["gpt2"]), os.sched_getaffinity(0), []
-    encode = encoder._encode_part
-    monkeypatch.setattr(
-        encoder, "_encode_part", lambda texts: seen.append(os.sched_getaffinity(0)) or encode(texts)
-    )
-    texts = ["a" * module.CHARACTERS_PER_THREAD, "b" * module.CHARACTERS_PER_THREAD]
-
-    def ask() -> set[int]:
-        os.sched_setaffinity(0, {min(cores)})
-        encoder.encode(texts)
-        return os.sched_getaffinity(0)
-
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(ask).result() == {min(cores)}
-    assert seen == [cores, cores]
