@@ -84,9 +84,10 @@ format: $(INSTALLED) ## Format and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs: $(INSTALLED) ## Write docs/settings.md and docs/models.md from the declarations
+docs: $(INSTALLED) ## Write docs/settings.md, docs/models.md and the drawing of the folders from the declarations
 	@$(BIN)/python -m hiscore.settings > docs/settings.md
 	@$(BIN)/python -m hiscore.models > docs/models.md
+	@$(BIN)/python tools/house.py > docs/images/house.svg
 
 audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities of what is installed, and its SBOM (sbom.cdx.json)
 	@$(AUDIT)/bin/python tools/audit.py $(VENV) sbom.cdx.json

@@ -9,6 +9,7 @@ import pytest
 
 from hiscore.models.page import page as models_page
 from hiscore.settings.page import page as settings_page
+from tools.house import draw, house, layers
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,9 +39,20 @@ def test_phony_names_only_targets() -> None:
     assert phony == targets(makefile)
 
 
-@pytest.mark.parametrize(("name", "page"), [("settings", settings_page), ("models", models_page)])
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [("settings.md", settings_page), ("models.md", models_page), ("images/house.svg", house)],
+)
 def test_a_generated_page_is_up_to_date(name: str, page: Callable[[], str]) -> None:
-    assert (ROOT / f"docs/{name}.md").read_text() == page(), "run `make docs`"
+    assert (ROOT / "docs" / name).read_text() == page(), "run `make docs`"
+
+
+def test_control_a_contract_that_changes_changes_the_drawing() -> None:
+    contracts = (ROOT / "pyproject.toml").read_text()
+    assert '"launcher | api",' in contracts
+    assert draw(layers(contracts), ROOT / "hiscore") == house()
+    swapped = contracts.replace('"launcher | api",', '"api | launcher",')
+    assert draw(layers(swapped), ROOT / "hiscore") != house()
 
 
 @pytest.mark.parametrize(
