@@ -66,7 +66,7 @@ image-test: $(INSTALLED) ## Build the image on a stand-in for NVIDIA's, start it
 soak: $(INSTALLED) ## Make calls of all kinds for SOAK_MINUTES (30) and look for growth
 	@SOAK_MINUTES=$(or $(SOAK_MINUTES),30) $(BIN)/python -m pytest -s tests/server/test_soak.py
 
-# More options as make variables: make bench BENCH='--only serving,peers --out DIR'
+# More options as make variables: make bench BENCH='--only serving,ablations --out DIR'
 bench: $(INSTALLED) ## Measure what a CPU can show, and write a report (10 minutes)
 	@$(BIN)/python -m perf.bench $(BENCH)
 

@@ -9,8 +9,8 @@ others and is named in the report. --minutes limits the run: a step that would n
 steps that have already succeeded in DIR. --rehearse runs the steps of --full on a CPU, with small sizes. On a host
 without a network, --checkpoint, --tokenizer and --reviews name what is otherwise downloaded.
 
-DIR gets the raw results, `bench.json` (rewritten after every step), `logs/`, `report.html` and `plots/`. Exits
-with 1 if a step failed or was skipped.
+DIR gets the raw results, `bench.json` (rewritten after every step), `logs/` and `report.md`. Exits with 1 if a
+step failed or was skipped.
 """
 
 import argparse
@@ -30,12 +30,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hiscore.checkpoint import resolve
-from perf import bench_steps
+from perf import bench_steps, report
 from perf.bench_process import Done, log_of, run
 from perf.bench_steps import GPU_ONLY, Given, Step, missing
 from perf.machine.facts import machine_facts
 from perf.machine.gpu_sampler import GpuSampler, visible_gpus
-from perf.report import page
 from perf.script import arguments, by_comma, write_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -190,7 +189,7 @@ def conclude(record: Record, out: Path, console: Console) -> int:
     for line in record.not_run:
         console.print(f"not run: {line}", highlight=False, markup=False)
     record.write()
-    file = page.write(out)
+    file = report.write(out)
     summary = f"{record.seconds / 60:.1f} min, {len(failed)} of {len(record.done)} steps failed\n{file}"
     console.print(summary, soft_wrap=True, highlight=False)
     return 1 if failed or record.not_run else 0
@@ -201,7 +200,7 @@ def parse() -> argparse.Namespace:
     parser = arguments(__doc__, "the results (default: perf/results/MACHINE-DATE)", required=False)
     parser.add_argument("--full", action="store_true", help="everything, on a CUDA GPU")
     parser.add_argument("--rehearse", action="store_true", help="with --full: its steps on a CPU, in small")
-    parser.add_argument("--only", help="measurements, comma-separated: serving,peers")
+    parser.add_argument("--only", help="measurements, comma-separated: serving,ablations")
     parser.add_argument("--minutes", type=float, help="skip steps that would not end by then")
     parser.add_argument("--resume", action="store_true", help="skip what has succeeded in DIR")
     parser.add_argument("--checkpoint", type=Path, help="a model with weights (default: the demo's)")

@@ -16,8 +16,6 @@ from perf.bench_steps import Given, Step, missing
 
 RESULTS = {"device": "a GPU", "a batch": {"gpu_ms": 1.0, "launch_ms": 1.0, "total_ms": 1.0}}
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -46,14 +44,14 @@ def test_a_failed_step_stops_no_other_and_is_reported(
     done = json.loads((tmp_path / "bench.json").read_text())["steps"]
     assert [(step["name"], step["code"]) for step in done] == [("a lost one", 2), ("a good one", 0)]
     assert "cannot compare" in (tmp_path / "logs/a-lost-one.txt").read_text()
-    html = (tmp_path / "report.html").read_text()
-    assert "<p class=failed>FAILED: a lost one" in html
-    assert "a good one" not in html
+    report = (tmp_path / "report.md").read_text()
+    assert "- **FAILED**: a lost one" in report
+    assert "a good one" not in report
 
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "good"])
     assert bench.main() == 0
     # What an earlier run left in the directory is still there.
-    assert "<p class=failed>FAILED: a lost one" in (tmp_path / "report.html").read_text()
+    assert "- **FAILED**: a lost one" in (tmp_path / "report.md").read_text()
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "goo"])
     assert bench.main() == 2
 
@@ -124,7 +122,7 @@ def test_what_does_not_fit_is_not_started_and_is_done_when_resumed(
     record = json.loads((tmp_path / "bench.json").read_text())
     assert [step["name"] for step in record["steps"]] == ["a good one"]
     assert record["not_run"][0].startswith("a long one: it needs 50000 s")
-    assert "Not run: a long one" in (tmp_path / "report.html").read_text()
+    assert "- Not run: a long one" in (tmp_path / "report.md").read_text()
 
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--resume"])
     started: list[str] = []
@@ -147,7 +145,7 @@ def test_an_interrupt_leaves_a_record_and_a_report(tmp_path: Path, monkeypatch: 
     assert bench.main() == 1
     (step,) = json.loads((tmp_path / "bench.json").read_text())["steps"]
     assert (step["name"], step["code"]) == ("a lost one", bench.INTERRUPTED)
-    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "report.md").exists()
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
