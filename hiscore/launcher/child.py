@@ -10,8 +10,8 @@ from typing import Any
 
 from hiscore import die_with_parent
 
-# Linux shares processors between sessions (autogroup), and a process of class SCHED_IDLE is below those of its own
-# session alone: those of `spinner` have to be below the server.
+# Not a session of its own: Linux shares processors between sessions (autogroup), and what keeps cores awake in the
+# class SCHED_IDLE (docs/operations.md) is below the server only in the server's session.
 APART: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 

@@ -17,7 +17,6 @@ from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
 from hiscore.launcher.repository import batch_tokens, write_repository
 from hiscore.launcher.server_log import failure_reason
-from hiscore.launcher.spinner import Spinner
 from hiscore.launcher.workspace import Workspace
 from hiscore.progress import read_progress
 from hiscore.settings import ServeSettings
@@ -59,7 +58,6 @@ class Server:
         self.log_path = log_path
         self._workspace: Workspace | None = None
         self._process: Process | None = None
-        self._spinner: Spinner | None = None
 
     def __enter__(self) -> "Server":
         self.start()
@@ -135,7 +133,6 @@ class Server:
 
     def stop(self) -> None:
         """Drain, then remove every trace. Does nothing if the server is not running."""
-        self._end_spinner()
         if self._process:
             # A dead or stopped model never answers: draining would only keep its callers waiting.
             if self._process.fault():
@@ -147,7 +144,6 @@ class Server:
 
     def kill(self) -> None:
         """Kill the server's processes without a drain: clients that wait for an answer get an error at once."""
-        self._end_spinner()
         self._running.kill()
         self._own_workspace.remove_shared_memory()
 
@@ -197,8 +193,6 @@ class Server:
             try:
                 process.wait_until(self._is_ready, settings.ready_timeout_s)
                 limit_memory(process.pid, settings.server_memory_bytes)
-                if settings.spin:
-                    self._spinner = Spinner(settings.spin, workspace.path, process.pid)
                 return
             except LaunchError as error:
                 process.stop(drain_s=0)
@@ -216,11 +210,6 @@ class Server:
             except BaseException:  # a signal: nothing has been accepted that could be drained
                 process.kill()
                 raise
-
-    def _end_spinner(self) -> None:
-        if self._spinner:
-            self._spinner.close()
-        self._spinner = None
 
     def _is_ready(self) -> bool:
         self._while_waiting()

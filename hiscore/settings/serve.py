@@ -106,18 +106,6 @@ class TritonBatching(QueueSettings):
     )
 
 
-class Wakefulness(Settings):
-    """Whether cores wait awake."""
-
-    section = "Queues"
-
-    spin: NonNegativeInt = Field(
-        default=0,
-        description="milliseconds that the machine's cores are kept awake after the last work "
-        "([what for and at what cost](operations.md#cores-that-sleep)); 0: they sleep as they please",
-    )
-
-
 class Lifecycle(Settings):
     """Starting and stopping."""
 
@@ -169,7 +157,6 @@ class ServeSettings(
     ScoringSettings,
     Limits,
     TritonBatching,
-    Wakefulness,
     ApiSettings,
     Network,
     Precision,

@@ -146,7 +146,6 @@ def main() -> int:
             dtype=options.dtype if device == "cuda" else "auto",
             models="" if options.geometry == DEFAULT else "scorer",
             query_cache_bytes=chosen.query_cache_bytes,
-            spin=options.spin,
         )
         with Server(settings, options.out / "server.log") as server:
             ready = time.perf_counter()
@@ -193,7 +192,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rates", type=rates, help="calls a second of the open loops, comma-separated")
     parser.add_argument("--seconds", type=float, help="length of an open-loop window")
     parser.add_argument("--query-cache-bytes", type=int, help="the server's setting; 0: no cache")
-    parser.add_argument("--spin", type=int, default=0, help="the server's setting, milliseconds")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json, to score text as well")
     return parser.parse_args()
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from hiscore.launcher.child import start_child
+
 STARTS = """
 import os, sys, termios
 from hiscore.launcher.child import start_child
@@ -37,3 +39,15 @@ def test_one_may_write_to_a_terminal_that_stops_others(control: bool) -> None:
     # A session of its own, which it has without `process_group`, has no terminal to be stopped by.
     stopped = control and sys.version_info >= (3, 11)
     assert (os.waitstatus_to_exitcode(status), b"a line" in shown) == (int(stopped), not stopped), shown
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Popen has no process_group")
+def test_one_is_in_our_session_but_not_in_our_group() -> None:
+    """What keeps cores awake is below it there (docs/operations.md); a Ctrl-C does not reach it."""
+    child = start_child([sys.executable, "-c", "import time; time.sleep(1000)"])
+    try:
+        assert os.getsid(child.pid) == os.getsid(0)
+        assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
+    finally:
+        child.kill()
+        child.wait()
