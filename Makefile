@@ -85,8 +85,8 @@ format: $(INSTALLED) ## Format and fix what can be fixed
 	@$(BIN)/ruff check --fix .
 
 docs: $(INSTALLED) ## Write docs/settings.md, docs/models.md and the drawing of the folders from the declarations
-	@$(BIN)/python -m hiscore.settings > docs/settings.md
-	@$(BIN)/python -m hiscore.models > docs/models.md
+	@$(BIN)/python tools/settings_page.py > docs/settings.md
+	@$(BIN)/python tools/models_page.py > docs/models.md
 	@$(BIN)/python tools/house.py > docs/images/house.svg
 
 audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities of what is installed, and its SBOM (sbom.cdx.json)

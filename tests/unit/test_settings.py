@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from hiscore.settings import MODEL_SETTINGS, DecodeSettings, ServeSettings, from_model_directory
 from hiscore.settings.groups import Settings
-from hiscore.settings.page import page
+from tools.settings_page import page
 
 DECODE: dict[str, Any] = {"checkpoint": "/a", "selector": "quest"}
 

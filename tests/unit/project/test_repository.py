@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.models.page import page as models_page
-from hiscore.settings.page import page as settings_page
 from tools.house import draw, house, layers
+from tools.models_page import page as models_page
+from tools.settings_page import page as settings_page
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -1,4 +1,7 @@
-"""docs/settings.md, generated from the declarations."""
+"""Write docs/settings.md from the declarations.
+
+usage: python tools/settings_page.py
+"""
 
 from collections.abc import Iterator
 from inspect import get_annotations
@@ -77,3 +80,7 @@ def _bounds(metadata: list[Any]) -> str:
     low = next(bound.ge if isinstance(bound, Ge) else 1 for bound in metadata if isinstance(bound, Ge | Gt))
     high = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
     return f"{low} or more" if high is None else f"{low} to {high}"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,8 +1,8 @@
 """The page of what is served names every family of the tables."""
 
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
-from hiscore.models.page import page
 from hiscore.models.text_towers import TEXT_TOWERS
+from tools.models_page import page
 
 
 def test_every_family_has_a_row_with_what_people_know() -> None:

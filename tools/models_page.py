@@ -1,4 +1,7 @@
-"""docs/models.md, generated from the tables of families."""
+"""Write docs/models.md from the tables of families.
+
+usage: python tools/models_page.py
+"""
 
 import textwrap
 from collections.abc import Iterable
@@ -78,3 +81,7 @@ def _section(title: str, text: str, families: Iterable[DecoderFamily | DsaFamily
 
 def _wrapped(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
