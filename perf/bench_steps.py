@@ -13,7 +13,6 @@ MODULES = {
     "decode_serving": "decoding.streaming",
     "forward": "scoring.forward",
     "gated_product": "scoring.gated_mlp",
-    "peers": "scoring.peers",
     "quality": "quality.precision",
     "quality_served": "quality.text_scores",
     "roofline": "scoring.roofline",
@@ -66,7 +65,6 @@ def cpu_steps(given: Given) -> list[Step]:
         Step("where the time goes", "trace", (*to, *model), 30),
         Step("what text costs", "text_cost", (*to, "--model", checkpoint), 100),
         Step("what each choice is worth", "ablations", to, 20),
-        Step("peers", "peers", (*to, *model), 60),
         Step("decoding", "decode", to, 10),
         Step("streams through the server", "decode_serving", to, 30),
         *_quality(given, ("--limit", "40", "--dtypes", "float32"), ("--limit", "40"), (30, 40)),
@@ -82,7 +80,6 @@ def gpu_steps(given: Given, gpus: int) -> list[Step]:
     return [
         Step("streams through the server", "decode_serving", to, 170),
         Step("a published load", "score_load", (*to, *tokenizer), 290),
-        Step("peers", "peers", to, 150),
         Step("ceilings of the machine", "roofline", to, 60),
         Step("where the time goes", "trace", (*to, *model), 45),
         *_quality(given, (), (), (60, 90)),

@@ -1,8 +1,8 @@
-"""Lists which numbers of a run moved beyond their noise since an earlier run on the same kind of machine.
+"""List which numbers of a run moved beyond their noise since an earlier run on the same kind of machine.
 
 usage: python -m perf.compare OLD.json NEW.json [--noise SHARE]
 
-Reads forward.json, serving.json, score_load.json, decode_serving.json, decode-*.json, ablations.json, peers.json,
+Reads forward.json, serving.json, score_load.json, decode_serving.json, decode-*.json, ablations.json,
 text_cost.json and two_gpus.json; both files must be of the same kind. Exits with 1 if a number became worse beyond
 its noise, or is missing from the new file; with 2 if the files cannot be compared.
 """
