@@ -4,7 +4,6 @@ import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -127,14 +126,6 @@ def draw(name: str, shape: tuple[int, ...], seed: int, device: str) -> torch.Ten
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     values = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
     return values.mul_(0.1).add_(1) if name.endswith("norm.weight") else values.mul_(0.02)
-
-
-def read_bytes(config: dict[str, Any]) -> int:
-    """Bytes of bfloat16 weights that a decode step over one token reads, each weight once."""
-    shapes = tensors(config)
-    if not config["tie_word_embeddings"]:
-        shapes.pop("model.embed_tokens.weight")
-    return 2 * sum(prod(shape) for shape in shapes.values())
 
 
 def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from perf.loadgen.fixed_answers import serve
+from tests.support.fixed_answers import serve
 
 CALLS = {None: 5_000, "": 100}
 # Whether one of so many calls of the API's models ended without a turn of gRPC's own threads, and whether gRPC
