@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from hiscore.api.calibration import Temperatures
 from hiscore.api.encoding import off_loop
 from hiscore.api.errors import bad_request
 from hiscore.api.models import Models
+from hiscore.api.wire import Ignored, Request
 from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.decisions import DecisionPrompter, Message, Question
@@ -27,8 +28,17 @@ LEAST_MASS = 1e-30
 """Below this, probabilities over the whole vocabulary are too few bits of float32 to be compared."""
 
 
+class AskingRequest(Request):
+    """A request with questions; `debias` and `calibrated` are this server's own."""
+
+    debias: Literal["rotations"] | None = None
+    calibrated: bool = True
+    prompt_cache_key: Ignored = None
+    safety_identifier: Ignored = None
+
+
 @dataclass(frozen=True)
-class Distribution:
+class OptionProbabilities:
     """The answer to one question.
 
     Attributes:
@@ -66,7 +76,7 @@ class Decisions:
         cached_tokens: How many of these came from a cache.
     """
 
-    answers: list[Distribution]
+    answers: list[OptionProbabilities]
     prompt_tokens: int
     cached_tokens: int
 
@@ -171,7 +181,9 @@ class Decider:
             )
 
 
-def _average(shares: Float64, masses: Float64, shifts: Sequence[int], temperature: float) -> Distribution:
+def _average(
+    shares: Float64, masses: Float64, shifts: Sequence[int], temperature: float
+) -> OptionProbabilities:
     """One question's answer.
 
     Args:
@@ -188,7 +200,7 @@ def _average(shares: Float64, masses: Float64, shifts: Sequence[int], temperatur
         powers = (mean / mean.max()) ** (1 / temperature)
         mean = powers / powers.sum()
     mass = float(masses[0]) if len(shifts) == 1 else float(masses.mean())
-    return Distribution(mean.tolist(), min(mass, 1.0))
+    return OptionProbabilities(mean.tolist(), min(mass, 1.0))
 
 
 def check_question_count(questions: Sequence[object] | Mapping[str, object]) -> None:

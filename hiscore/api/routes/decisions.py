@@ -1,7 +1,7 @@
 """``/v1/decisions`` in OpenAI's body: typed questions about an input, answered by probabilities."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -10,15 +10,16 @@ from hiscore.api.decide import (
     MAX_LEVELS,
     MAX_OPTIONS,
     MAX_QUESTIONS,
+    AskingRequest,
     Decider,
     Decisions,
-    Distribution,
+    OptionProbabilities,
     check_option_count,
     check_question_count,
 )
 from hiscore.api.errors import bad_request
 from hiscore.api.routes.decision_input import InputItem, messages_of
-from hiscore.api.wire import SOME, Ignored, ModelNames, Request, stated
+from hiscore.api.wire import SOME, Ignored, ModelNames, stated
 from hiscore.prompts.decisions import Message, Option, Question
 
 Value: TypeAlias = str | bool
@@ -36,7 +37,7 @@ class PredicateQuestion(Asked, tag="predicate"):
     """Is it so?"""
 
 
-class Choice(msgspec.Struct, forbid_unknown_fields=True):
+class ChoiceOption(msgspec.Struct, forbid_unknown_fields=True):
     """An option."""
 
     value: Value
@@ -46,7 +47,7 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True):
 class ChoiceQuestion(Asked, tag="choice"):
     """Which of these?"""
 
-    choices: Annotated[list[Choice], stated(minItems=2, maxItems=MAX_OPTIONS)]
+    choices: Annotated[list[ChoiceOption], stated(minItems=2, maxItems=MAX_OPTIONS)]
 
 
 class Level(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,16 +66,12 @@ class ScoreQuestion(Asked, tag="score"):
 AnyQuestion: TypeAlias = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
-class DecisionsRequest(Request):
-    """An input and questions; `debias` and `calibrated` are ours."""
+class DecisionsRequest(AskingRequest, kw_only=True):
+    """An input and questions."""
 
     input: str | Annotated[list[InputItem], SOME]
     questions: Annotated[list[AnyQuestion], stated(minItems=1, maxItems=MAX_QUESTIONS)]
-    debias: Literal["rotations"] | None = None
-    calibrated: bool = True
-    prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
-    safety_identifier: Ignored = None
 
 
 class PredicateAnswer(msgspec.Struct, tag="predicate", kw_only=True):
@@ -193,7 +190,7 @@ def _question(asked: AnyQuestion, param: str) -> Question:
     return Question("predicate", instructions, YES_NO)
 
 
-def _options(choices: Sequence[Choice]) -> list[Option]:
+def _options(choices: Sequence[ChoiceOption]) -> list[Option]:
     """As JSON where a boolean and its text are both there: true and "true"."""
     mixed = any(isinstance(each.value, bool) for each in choices)
 
@@ -215,7 +212,7 @@ def _check_distinct(values: Iterator[object], param: str, field: str) -> None:
         seen.add(value)
 
 
-def _answer(asked: AnyQuestion, found: Distribution) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
+def _answer(asked: AnyQuestion, found: OptionProbabilities) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
     mass, probabilities = found.label_mass, found.probabilities
     match asked:
         case ChoiceQuestion(choices=choices):

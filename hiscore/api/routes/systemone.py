@@ -1,121 +1,87 @@
-"""``/v1/systemone``: a state and questions by name, answered by probabilities."""
+"""``/v1/systemone``: the questions of ``/v1/decisions`` by name, in TypeSafe's body."""
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from hiscore.api.content import Json, only_text, text_of
+from hiscore.api.content import Json, text_of
 from hiscore.api.decide import (
     MAX_LEVELS,
     MAX_OPTIONS,
     MAX_QUESTIONS,
+    AskingRequest,
     Decider,
-    Distribution,
+    OptionProbabilities,
     check_option_count,
     check_question_count,
 )
 from hiscore.api.errors import bad_request
-from hiscore.api.wire import Ignored, ModelNames, Request, stated
+from hiscore.api.routes.decisions import DecisionsUsage, decisions_usage
+from hiscore.api.wire import ModelNames, stated
 from hiscore.prompts.decisions import Message, Option, Question
 
-MEDIA = ("assets", "images", "audio", "videos")
-# Of questions without instructions.
+# Instructions of questions that have none.
 WHICH, HOW_MUCH, IS_IT = "Which option fits best?", "Which level fits best?", "Is it so?"
 
 
-class Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What all questions have."""
-
-    instructions: Json | None = None
-
-
 class NoulCriteria(msgspec.Struct, forbid_unknown_fields=True):
-    """When the answer is yes, and when no."""
+    """Descriptions of yes and no."""
 
     true: Json | None = None
     false: Json | None = None
 
 
-class NoulQuestion(Asked, tag="noul"):
-    """Yes or no?"""
+class Noul(msgspec.Struct, tag="noul", forbid_unknown_fields=True):
+    """A predicate."""
 
+    instructions: Json | None = None
     criteria: NoulCriteria | None = None
 
 
-class ChoiceQuestion(Asked, tag="choice"):
-    """Which of these? A description for each, or null."""
+class NamedOptions(msgspec.Struct, tag="choice", forbid_unknown_fields=True, kw_only=True):
+    """A choice between options with descriptions."""
 
+    instructions: Json | None = None
     criteria: Annotated[dict[str, Json | None], stated(minProperties=2, maxProperties=MAX_OPTIONS)]
 
 
-class ScoreQuestion(Asked, tag="score"):
-    """How much? Levels begin with the lowest."""
+class Scale(msgspec.Struct, tag="score", forbid_unknown_fields=True, kw_only=True):
+    """A score; the lowest level is first."""
 
+    instructions: Json | None = None
     criteria: Annotated[list[Json], stated(minItems=2, maxItems=MAX_LEVELS)]
 
 
-class BoxQuestion(Asked, tag="box"):
-    """Where in an image? Refused."""
+AnyNamedQuestion: TypeAlias = Noul | NamedOptions | Scale
 
 
-AnyQuestion: TypeAlias = NoulQuestion | ChoiceQuestion | ScoreQuestion | BoxQuestion
-
-
-class SystemOneRequest(Request):
-    """A state and questions; `debias` and `calibrated` are ours."""
+class SystemOneRequest(AskingRequest, kw_only=True):
+    """A state and questions by name."""
 
     state: Json
-    questions: Annotated[dict[str, AnyQuestion], stated(minProperties=1, maxProperties=MAX_QUESTIONS)]
-    debias: Literal["rotations"] | None = None
-    calibrated: bool = True
-    assets: Any = None
-    images: Any = None
-    audio: Any = None
-    videos: Any = None
-    prompt_cache_key: Ignored = None
-    safety_identifier: Ignored = None
+    questions: Annotated[dict[str, AnyNamedQuestion], stated(minProperties=1, maxProperties=MAX_QUESTIONS)]
 
 
-class NoulAnswer(msgspec.Struct, tag="noul"):
-    """How likely yes is."""
+class SystemOneAnswer(msgspec.Struct, kw_only=True):
+    """One answer; `noul`, `choice` or `score` by its type, and the options' probabilities except of a noul."""
 
-    noul: float
+    type: str
+    noul: float | UnsetType = UNSET
+    choice: str | UnsetType = UNSET
+    score: float | UnsetType = UNSET
+    confidence: float | UnsetType = UNSET
+    probabilities: dict[str, float] | UnsetType = UNSET
+    legend: dict[str, Json] | UnsetType = UNSET
     label_mass: float
-
-
-class ChoiceAnswer(msgspec.Struct, tag="choice", kw_only=True):
-    """The likeliest option, and all of them."""
-
-    choice: str
-    confidence: float
-    probabilities: dict[str, float]
-    label_mass: float
-
-
-class ScoreAnswer(msgspec.Struct, tag="score", kw_only=True):
-    """The expected level, counted from 0, and all of them."""
-
-    score: float
-    confidence: float
-    probabilities: dict[str, float]
-    legend: dict[str, Json]
-    label_mass: float
-
-
-class SystemOneUsage(msgspec.Struct, kw_only=True):
-    """Tokens; nothing is generated."""
-
-    input_tokens: int
-    output_tokens: int = 0
-    input_tokens_details: dict[str, int]
 
 
 class SystemOneResponse(msgspec.Struct):
     """Answers by the names of their questions."""
 
     model: str
-    answers: dict[str, NoulAnswer | ChoiceAnswer | ScoreAnswer]
-    usage: SystemOneUsage
+    answers: dict[str, SystemOneAnswer]
+    usage: DecisionsUsage
 
 
 async def systemone(
@@ -127,67 +93,53 @@ async def systemone(
         ApiError: The request cannot be served.
     """
     model = names.check(request.model)
-    for field in MEDIA:
-        if getattr(request, field):
-            raise only_text(field, field)
     check_question_count(request.questions)
     questions = [_question(each, f"questions.{name}") for name, each in request.questions.items()]
     state = [Message("user", text_of(request.state, "state"))]
     found = await decider.decide(
         state, questions, request_id, rotate=request.debias is not None, calibrated=request.calibrated
     )
-    answers = {
-        name: _answer(asked, answer)
-        for (name, asked), answer in zip(request.questions.items(), found.answers, strict=True)
-    }
-    usage = SystemOneUsage(
-        input_tokens=found.prompt_tokens, input_tokens_details={"cached_tokens": found.cached_tokens}
+    answers = map(_answer, request.questions.values(), found.answers)
+    return SystemOneResponse(
+        model, dict(zip(request.questions, answers, strict=True)), decisions_usage(found)
     )
-    return SystemOneResponse(model, answers, usage)
 
 
-def _question(asked: AnyQuestion, param: str) -> Question:
+def _question(asked: AnyNamedQuestion, param: str) -> Question:
     instructions = _text(asked.instructions, f"{param}.instructions")
     match asked:
-        case NoulQuestion(criteria=criteria):
-            yes = _text(criteria.true if criteria else None, f"{param}.criteria.true")
-            no = _text(criteria.false if criteria else None, f"{param}.criteria.false")
-            if not (instructions or yes or no):
-                raise bad_request(f"'{param}' has neither instructions nor criteria", param)
-            return Question("predicate", instructions or IS_IT, [Option("Yes", yes), Option("No", no)])
-        case ChoiceQuestion(criteria=by_name):
+        case NamedOptions(criteria=by_name):
             check_option_count(by_name, MAX_OPTIONS, f"{param}.criteria")
             options = [
                 Option(name, _text(each, f"{param}.criteria.{name}")) for name, each in by_name.items()
             ]
             return Question("choice", instructions or WHICH, options)
-        case ScoreQuestion(criteria=levels):
+        case Scale(criteria=levels):
             check_option_count(levels, MAX_LEVELS, f"{param}.criteria")
             options = [Option(_text(each, f"{param}.criteria[{index}]")) for index, each in enumerate(levels)]
             return Question("score", instructions or HOW_MUCH, options)
-    raise only_text(param, "box")
+    yes = _text(asked.criteria.true if asked.criteria else None, f"{param}.criteria.true")
+    no = _text(asked.criteria.false if asked.criteria else None, f"{param}.criteria.false")
+    if not (instructions or yes or no):
+        raise bad_request(f"'{param}' has neither instructions nor criteria", param)
+    return Question("predicate", instructions or IS_IT, [Option("Yes", yes), Option("No", no)])
 
 
 def _text(content: Json | None, param: str) -> str:
     return "" if content is None else text_of(content, param)
 
 
-def _answer(asked: AnyQuestion, found: Distribution) -> NoulAnswer | ChoiceAnswer | ScoreAnswer:
-    mass, probabilities = found.label_mass, found.probabilities
-    match asked:
-        case ChoiceQuestion(criteria=by_name):
-            return ChoiceAnswer(
-                choice=list(by_name)[found.best],
-                confidence=found.confidence,
-                probabilities=dict(zip(by_name, probabilities, strict=True)),
-                label_mass=mass,
-            )
-        case ScoreQuestion(criteria=levels):
-            return ScoreAnswer(
-                score=found.expected,
-                confidence=found.confidence,
-                probabilities={str(index): p for index, p in enumerate(probabilities)},
-                legend={str(index): level for index, level in enumerate(levels)},
-                label_mass=mass,
-            )
-    return NoulAnswer(probabilities[0], mass)
+def _answer(asked: AnyNamedQuestion, found: OptionProbabilities) -> SystemOneAnswer:
+    kind, mass = str(asked.__struct_config__.tag), found.label_mass
+    if isinstance(asked, Noul):
+        return SystemOneAnswer(type=kind, noul=found.probabilities[0], label_mass=mass)
+    if isinstance(asked, NamedOptions):
+        names = list(asked.criteria)
+        answer = SystemOneAnswer(type=kind, choice=names[found.best], label_mass=mass)
+    else:
+        names = [str(index) for index in range(len(asked.criteria))]
+        legend = dict(zip(names, asked.criteria, strict=True))
+        answer = SystemOneAnswer(type=kind, score=found.expected, legend=legend, label_mass=mass)
+    answer.confidence = found.confidence
+    answer.probabilities = dict(zip(names, found.probabilities, strict=True))
+    return answer

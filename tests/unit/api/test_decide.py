@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hiscore.api.decide import Decider, Decisions, Distribution
+from hiscore.api.decide import Decider, Decisions, OptionProbabilities
 from hiscore.api.errors import ApiError
 from hiscore.checkpoint import resolve
 from hiscore.prompts.decisions import DecisionPrompter, Message, Option, Question
@@ -85,11 +85,11 @@ def test_labels_too_faint_for_float32_are_compared_by_themselves() -> None:
 
 
 def test_confidence_is_how_far_the_best_is_above_chance() -> None:
-    assert Distribution([0.25] * 4, 1).confidence == 0
-    assert Distribution([0, 1, 0], 1).confidence == 1
-    assert Distribution([0.5, 0.25, 0.25], 1).confidence == pytest.approx(0.25)
-    assert Distribution([0.2, 0.2, 0.6], 1).expected == pytest.approx(1.4)
-    assert Distribution([0.4, 0.4, 0.2], 1).best == 0
+    assert OptionProbabilities([0.25] * 4, 1).confidence == 0
+    assert OptionProbabilities([0, 1, 0], 1).confidence == 1
+    assert OptionProbabilities([0.5, 0.25, 0.25], 1).confidence == pytest.approx(0.25)
+    assert OptionProbabilities([0.2, 0.2, 0.6], 1).expected == pytest.approx(1.4)
+    assert OptionProbabilities([0.4, 0.4, 0.2], 1).best == 0
 
 
 def test_a_model_that_answers_no_questions_says_so() -> None:
