@@ -7,7 +7,6 @@ add a field to a group in `groups` (models read it, too) or `serve` (the launche
 
 from hiscore.settings.api import ApiProcessSettings, ApiSettings
 from hiscore.settings.choices import (
-    BackupProtocol,
     Device,
     Dtype,
     LogFormat,
@@ -37,7 +36,6 @@ __all__ = [
     "MODEL_SETTINGS_FILE",
     "ApiProcessSettings",
     "ApiSettings",
-    "BackupProtocol",
     "CacheSettings",
     "DecodeSettings",
     "Device",

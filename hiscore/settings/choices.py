@@ -16,14 +16,11 @@ PrefillAttention = Literal["auto", "flashinfer", "triton"]
 IndexerDtype = Literal["auto", "fp8"]
 # Whether `decode` finds what sequences have left; "auto" is for it to say.
 PrefixCaching = Literal["auto"] | bool
-# When new keys and values go to the host.
-BackupProtocol = Literal["ring", "deferred", "blocking"]
 # Where `decode` takes defaults of request parameters from.
 GenerationConfig = Literal["none", "checkpoint"]
 WatchdogAction = Literal["restart", "exit"]
 
 __all__ = [
-    "BackupProtocol",
     "Device",
     "Dtype",
     "GenerationConfig",

@@ -19,7 +19,6 @@ from pydantic import (
 )
 
 from hiscore.settings.choices import (
-    BackupProtocol,
     Dtype,
     GenerationConfig,
     IndexerDtype,
@@ -208,11 +207,6 @@ class CacheSettings(ContextLimit):
         "[more of the device](memory.md#layers-with-a-sliding-window) then. "
         "[What callers learn](security.md#what-callers-can-learn-about-each-other) of each other's prompts",
     )
-    backup: BackupProtocol = Field(
-        default="ring",
-        description="when new keys and values are offloaded to the host: `ring` (while later steps run), "
-        "`deferred` (the next step waits for it) or `blocking` (its own step waits)",
-    )
     backup_ring: PositiveInt = Field(
         default=32,
         validate_default=True,
@@ -251,7 +245,7 @@ class CacheSettings(ContextLimit):
     @classmethod
     def _is_always_selected(cls, ring: int, info: ValidationInfo) -> int:
         top_k = info.data.get("sparse_top_k", ring)
-        if info.data.get("selector") != "dense" and info.data.get("backup") == "ring" and ring > top_k:
+        if info.data.get("selector") != "dense" and ring > top_k:
             raise ValueError(
                 f"must be at most SPARSE_TOP_K, which is {top_k}: the newest always take room in the buffer"
             )

@@ -18,6 +18,7 @@ from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.quantization.schemes import in_fp8
 from hiscore.parallel.rank import Rank
 from hiscore.settings import CacheSettings
+from perf.decoding.blocking_copies import BlockingCopies
 from perf.models import random_checkpoint
 
 PLENTY = 2**60
@@ -33,6 +34,8 @@ class Arm:
     """`backup`: no copies to the host; `swap-in`: no copies back. Its tokens are wrong, its time is a floor."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Request parameters; none: greedy."""
+    blocking: bool = False
+    """Whether the host waits for each step before it launches the step's copy. Takes `backup_ring` 1."""
 
 
 def device() -> torch.device:
@@ -100,6 +103,8 @@ def build_worker(
             group=rank.group if rank else None,
             keeps_fp8=in_fp8(config),
         )
+    if arm.blocking:
+        worker._copies = BlockingCopies(worker._copies)
     if arm.left_out == "backup":
         setattr(worker._ops, "offload_step", _nothing)  # noqa: B010
     return worker

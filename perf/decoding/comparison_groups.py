@@ -4,6 +4,8 @@ from perf.decoding.arms import Arm
 from perf.decoding.engine_load import Load
 
 QUEST = {"selector": "quest"}
+DEFERRED = {"backup_ring": 1}
+"""A step waits for the copy of the step before."""
 SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {},
     "temperature": {"temperature": 1.0},
@@ -37,14 +39,14 @@ def groups(family: str, load: Load) -> dict[str, list[Arm]]:
     return {
         "backup": [
             Arm("ring", dense),
-            Arm("blocking", dense | {"backup": "blocking"}),
-            Arm("deferred", dense | {"backup": "deferred"}),
+            Arm("blocking", dense | DEFERRED, blocking=True),
+            Arm("deferred", dense | DEFERRED),
             Arm("no backup", dense, "backup"),
         ],
         "sparse protocols": [
             Arm(f"{own}, ring", _sized(own, sizes[0])),
-            Arm(f"{own}, blocking", _sized(own, sizes[0]) | {"backup": "blocking"}),
-            Arm(f"{own}, deferred", _sized(own, sizes[0]) | {"backup": "deferred"}),
+            Arm(f"{own}, blocking", _sized(own, sizes[0]) | DEFERRED, blocking=True),
+            Arm(f"{own}, deferred", _sized(own, sizes[0]) | DEFERRED),
             Arm(f"{own}, no backup", _sized(own, sizes[0]), "backup"),
         ],
         **{f"swap-in, top {top}": swap_in_arms(top, 2 * top, own) for top in sizes},

@@ -7,7 +7,7 @@ usage: python -m perf.decoding.deepseek_layers --out DIR [--ranks 1] [--routed N
 Weights are random, in fp8 with a scale for each 128x128 block, and are drawn on each GPU one by one while they are
 loaded. Steps and prompts are timed with four numbers of layers: 1 and 3 without experts; these 3 and 1 with them;
 these 3 and as many as fit. A layer's time is a difference, and the time of all 61 layers that of the most, plus
-what is missing. Then 30 prompts are sent, five at once, in rounds of ten, to BACKUP=ring and to blocking in turns;
+what is missing. Then 30 prompts are sent, five at once, in rounds of ten, to the ring and to blocking in turns;
 rounds, and then tokens, are cut so that an arm takes no longer than --arm-seconds.
 
 Random weights select tokens anew in every step, so hit rates are lower than trained ones. A step without the

@@ -50,7 +50,9 @@ class Setup:
 
     def arm(self, backup: str, left_out: str = "") -> Arm:
         name = f"{backup}, no {left_out}" if left_out else backup
-        return Arm(name, {"backup": backup, "max_context": self.context, **self.settings}, left_out)
+        blocking = backup == "blocking"
+        ring = {"backup_ring": 1} if blocking else {}
+        return Arm(name, {"max_context": self.context, **ring, **self.settings}, left_out, blocking=blocking)
 
 
 def routed_that_fit(setup: Setup, spare_gib: float) -> int:

@@ -1,10 +1,10 @@
 """`decode` through a real tritonserver under perf_analyzer: first tokens, tokens after them, concurrency.
 
-usage: python -m perf.decoding.streaming --out DIR [--factor F] [--backups ring,blocking] [--selector quest]
+usage: python -m perf.decoding.streaming --out DIR [--factor F] [--rings 32,1] [--selector quest]
 
 First a serving benchmark as published for another engine: 30 prompts of 8,192 tokens, 1,500 to generate, five at a
-time, all lengths times --factor, for each offload protocol on its own server. Then, with the first protocol,
-shorter prompts with rising concurrency and as Poisson arrivals. Weights are random, with Qwen3-0.6B's geometry.
+time, all lengths times --factor, for each BACKUP_RING on its own server. Then, with the first one, shorter
+prompts with rising concurrency and as Poisson arrivals. Weights are random, with Qwen3-0.6B's geometry.
 Without a GPU a tiny model takes its place, as a rehearsal whose numbers mean nothing. A prompt must get the tokens
 that it got first, alone. Exits with 1 if a window failed.
 """
@@ -45,7 +45,7 @@ class Windows(Attempts):
     def __init__(self, chosen: Plan, analyzer: Analyzer, gpu: GpuSampler) -> None:
         super().__init__()
         self._plan, self._analyzer, self._gpu = chosen, analyzer, gpu
-        # Not shared between protocols: with a ring other pages count as newest, so selectors pick other tokens.
+        # Not shared between servers: the width of the ring decides which pages are always selected.
         self._first = FirstTokens()
         self._rng = np.random.default_rng(0)
         self.found: list[dict[str, Any]] = []
@@ -57,17 +57,17 @@ class Windows(Attempts):
             prompts = draw(self._rng, Lengths(lengths.prompt, LEAD), plan.at_once, plan.vocabulary)
             self._analyzer.closed_loop("", prompts.target, plan.at_once, plan.at_once)
 
-    def benchmark(self, backup: str) -> None:
-        """Send the published load, the same prompts for every protocol; some of them alone first."""
+    def benchmark(self, ring: int) -> None:
+        """Send the published load, the same prompts for every ring; some of them alone first."""
         plan, lengths = self._plan, self._plan.benchmark.times(self._plan.factor)
-        name = f"{lengths.prompt} in, {lengths.tokens} out, {plan.at_once} at once, {backup}"
+        name = f"{lengths.prompt} in, {lengths.tokens} out, {plan.at_once} at once, ring of {ring}"
         prompts = draw(np.random.default_rng(1), lengths, plan.count, plan.vocabulary)
         some = Prompts(prompts.ids[: plan.at_once], LEAD)
 
         def run() -> Served:
             alone = some.read(self._analyzer.closed_loop("", some.target, 1, len(some.ids)))
             self._first.agreement("benchmark", alone, LEAD)
-            return self._closed(f"benchmark, {backup}", name, prompts, plan.at_once, plan.count)
+            return self._closed(f"benchmark, ring of {ring}", name, prompts, plan.at_once, plan.count)
 
         self.attempt(name, run)
 
@@ -130,7 +130,7 @@ def draw(rng: np.random.Generator, lengths: Lengths, count: int, vocabulary: int
     return Prompts(rng.integers(0, vocabulary, (count, lengths.prompt)).tolist(), lengths.tokens)
 
 
-def settings_of(checkpoint: Path, device: Device, chosen: Plan, backup: str, selector: str) -> ServeSettings:
+def settings_of(checkpoint: Path, device: Device, chosen: Plan, ring: int, selector: str) -> ServeSettings:
     """Settings of a server; a rehearsal's prompts are shorter than the default selection."""
     sizes = {} if device == "cuda" else {"sparse_top_k": 64, "device_buffer_size": 128}
     return server_settings(
@@ -138,7 +138,7 @@ def settings_of(checkpoint: Path, device: Device, chosen: Plan, backup: str, sel
         models="decode",
         device=device,
         selector=selector,
-        backup=backup,
+        backup_ring=ring,
         prefix_cache=False,
         max_streams=max(*chosen.concurrencies, chosen.at_once),
         host_kv_bytes=chosen.kv_bytes,
@@ -161,15 +161,15 @@ def main() -> int:
     results: dict[str, Any] = {"plan": asdict(chosen), "ready_s": {}, "windows": [], "failures": []}
     with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
         checkpoints.write(Path(directory), device, None)
-        for index, backup in enumerate(options.backups):
-            settings = settings_of(Path(directory), device, chosen, backup, options.selector)
+        for index, ring in enumerate(options.rings):
+            settings = settings_of(Path(directory), device, chosen, ring, options.selector)
             starting = time.perf_counter()
-            with Server(settings, out / f"server-decode-{backup}.log") as server:
-                results["ready_s"][backup] = time.perf_counter() - starting
+            with Server(settings, out / f"server-decode-ring-{ring}.log") as server:
+                results["ready_s"][f"ring of {ring}"] = time.perf_counter() - starting
                 analyzer = Analyzer(server.grpc_url, out / "perf-analyzer-decode.txt", out / "exports")
                 windows = Windows(chosen, analyzer, gpu)
                 windows.warm_up()
-                windows.benchmark(backup)
+                windows.benchmark(ring)
                 if not index:
                     windows.sweep()
                 triton = triton_version(server.http_url)
@@ -189,7 +189,10 @@ def parse() -> argparse.Namespace:
     parser = arguments(__doc__, "decode_serving.json")
     parser.add_argument("--factor", type=float, help="scales the lengths of the published benchmark")
     parser.add_argument(
-        "--backups", type=by_comma, default=["ring", "blocking"], help="backup protocols, comma-separated"
+        "--rings",
+        type=lambda given: [int(width) for width in by_comma(given)],
+        default=[32, 1],
+        help="values of BACKUP_RING, comma-separated",
     )
     parser.add_argument("--selector", default="quest")
     return parser.parse_args()

@@ -245,15 +245,11 @@ def test_kernels_that_start_early_give_the_bits_of_kernels_that_wait(
     assert not torch.equal(early[1], early[2])
 
 
-# Quest always selects the pages of the ring, so the rings must be of one size.
-@pytest.mark.parametrize(("selector", "ring"), [("quest", 1), ("dsa", 4)])
-def test_the_backup_protocol_changes_no_token(workers: Any, selector: str, ring: int) -> None:
-    tokens = {
-        protocol: generate(workers(selector, *SPARSE[selector], backup=protocol, ring=ring), 40)
-        for protocol in ("ring", "deferred", "blocking")
-    }
-    assert tokens["ring"] == tokens["deferred"] == tokens["blocking"]
-    assert len({tuple(each) for each in tokens["ring"]}) == len(PROMPTS)
+# Quest always selects the pages of the ring, so that its tokens depend on the width.
+def test_the_ring_changes_no_token(workers: Any) -> None:
+    tokens = [generate(workers("dsa", *SPARSE["dsa"], ring=ring), 40) for ring in (4, 1)]
+    assert tokens[0] == tokens[1]
+    assert len({tuple(each) for each in tokens[0]}) == len(PROMPTS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -301,10 +297,10 @@ def differing(worker: CacheWorker, driver: Driver) -> int:
     return wrong
 
 
-@pytest.mark.parametrize("backup", ["ring", "deferred", "blocking"])
+@pytest.mark.parametrize("ring", [4, 1])
 @pytest.mark.parametrize("selector", ["quest", "dsa", "dense"])
-def test_the_host_has_what_the_device_has(workers: Any, selector: str, backup: str) -> None:
-    worker = workers(selector, *SPARSE[selector], backup=backup)
+def test_the_host_has_what_the_device_has(workers: Any, selector: str, ring: int) -> None:
+    worker = workers(selector, *SPARSE[selector], ring=ring)
     driver = Driver(worker)
     seq_indices = [
         driver.admit(prompt(length, seed=length), most)[0] for length, most in ((200, 300), (9, 60), (1, 40))
@@ -332,10 +328,10 @@ def sampled(rows: int) -> SamplingBatch:
     )
 
 
-@pytest.mark.parametrize("backup", ["ring", "deferred"])
+@pytest.mark.parametrize("ring", [4, 1])
 @pytest.mark.parametrize("selector", SPARSE)
-def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, backup: str) -> None:
-    worker = workers(selector, *SPARSE[selector], backup=backup)
+def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, ring: int) -> None:
+    worker = workers(selector, *SPARSE[selector], ring=ring)
     driver = Driver(worker)
     seq_indices = [driver.admit(prompt(length, seed=length), 300)[0] for length in (100, 30, 5)]
     kinds = cycle((greedy, sampled))
@@ -399,11 +395,11 @@ def ahead(worker: CacheWorker) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("slow", [Queue.COMPUTE, Queue.OFFLOAD])  # nothing is restored here
-@pytest.mark.parametrize("backup", ["ring", "deferred"])
+@pytest.mark.parametrize("ring", [4, 1])
 def test_a_slow_queue_changes_nothing(
-    workers: Any, backup: str, slow: Queue, monkeypatch: pytest.MonkeyPatch
+    workers: Any, ring: int, slow: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = workers("exact", *SPARSE["exact"], backup=backup)
+    worker = workers("exact", *SPARSE["exact"], ring=ring)
     # Of the class: `watch_logits`, of each new driver, replaces the instance's forward by the class's.
     runner = type(worker._runner)
     forward, steps = runner.forward, []

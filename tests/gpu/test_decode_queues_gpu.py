@@ -10,11 +10,10 @@ import torch
 
 from hiscore.decoding.interface.worker import NO_PAGES, DecodeBatch
 from hiscore.decoding.worker.cuda_queues import CudaQueues
-from hiscore.decoding.worker.device_queues import Event, Queue
+from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import StepOutputs
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.settings import BackupProtocol
 from tests.support.decode_worker import TINY
 from tests.support.decoding import greedy
 from tests.support.offload_load import Load, Run
@@ -29,7 +28,7 @@ DELAYS = {
     "copies slow": {Queue.COMPUTE: 0, Queue.OFFLOAD: SLOW, Queue.RESTORE: SLOW},
     "compute slow": {Queue.COMPUTE: SLOW, Queue.OFFLOAD: 0, Queue.RESTORE: 0},
 }
-PROTOCOLS: list[BackupProtocol] = ["ring", "deferred", "blocking"]
+WIDTHS = [3, 1]
 
 
 class Queues(Mutated, TensorMemory, CudaQueues):
@@ -45,17 +44,17 @@ def run(load: Load, delay: str, drop: Kind | None = None) -> Queues:
     return on
 
 
-def loads(protocol: BackupProtocol) -> list[Load]:
+def loads(width: int) -> list[Load]:
     # The latter two restore sequences into staging that forwards still read.
     return [
-        Load(protocol, page, 3, seed, steps)
+        Load(page, width, seed, steps)
         for page, seed, steps in ((1, 1, 20), (4, 4, 20), (4, 9, 20), (4, 5, 40))
     ]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_right_with_all_waits_and_wrong_without_any_one(protocol: BackupProtocol) -> None:
-    runs = [(load, delay) for load in loads(protocol) for delay in DELAYS]
+@pytest.mark.parametrize("width", WIDTHS)
+def test_right_with_all_waits_and_wrong_without_any_one(width: int) -> None:
+    runs = [(load, delay) for load in loads(width) for delay in DELAYS]
     kinds: set[Kind] = set()
     for load, delay in runs:
         on = run(load, delay)
@@ -87,33 +86,23 @@ class Sleeping:
         torch.cuda._sleep(self.restoring)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_ring_overlaps(protocol: BackupProtocol, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [4, 1])
+def test_the_ring_overlaps(width: int) -> None:
     """What has landed when the second forward ends?"""
     queues, model = CudaQueues(torch.device("cuda")), Sleeping()
-    schedule = OffloadSchedule(protocol, 4, 1, 1)
+    schedule = OffloadSchedule(width, 1, 1)
     config = replace(TINY, max_sequences=1)
     worker = CacheWorker(model, model, queues, schedule, config)  # type: ignore[arg-type]
     worker.restore(0, 1, NO_PAGES, NO_PAGES)
     model.forward()
     torch.cuda.synchronize()
-    waits, block = [0], queues.block
-
-    def counted(event: Event) -> None:
-        waits[-1] += 1
-        block(event)
-
-    monkeypatch.setattr(queues, "block", counted)
     for position in (1, 2):
         batch = DecodeBatch(np.zeros(1, np.int32), np.array([position], np.int32), greedy(1))
-        waits.append(0)
         worker.step(batch)
     queues._streams[Queue.COMPUTE].synchronize()
     assert not worker.drained(0)
     # Landed: position 1 where the second forward waited for its copy, only the prompt (0) under the ring.
-    assert schedule.lag()[0] == (2 if protocol == "ring" else 1)
-    # The host waits for the first forward under `blocking`, before it launches the second, and for no other event.
-    assert waits == [0, 0, int(protocol == "blocking")]
+    assert schedule.lag()[0] == (2 if width == 4 else 1)
     torch.cuda.synchronize()
     assert worker.drained(0)
 
@@ -122,7 +111,7 @@ def test_a_restore_holds_up_no_step() -> None:
     """Two steps of another sequence have ended before it has landed."""
     queues, model = CudaQueues(torch.device("cuda")), Sleeping()
     config = replace(TINY, max_sequences=2)
-    worker = CacheWorker(model, model, queues, OffloadSchedule("ring", 4, 2, 1), config)  # type: ignore[arg-type]
+    worker = CacheWorker(model, model, queues, OffloadSchedule(4, 2, 1), config)  # type: ignore[arg-type]
     worker.restore(0, 1, NO_PAGES, NO_PAGES)
     model.forward()
     torch.cuda.synchronize()

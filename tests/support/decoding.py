@@ -44,7 +44,6 @@ def build(
     top_k: int = 16,
     buffer: int = 24,
     *,
-    backup: str = "ring",
     ring: int = 4,
     sequences: int = 4,
     chunk: int = 24,
@@ -59,7 +58,7 @@ def build(
 ) -> CacheWorker:
     """A worker whose memory is NaN at first and wherever something was released."""
     settings = CacheSettings(
-        selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup=backup, backup_ring=ring,
+        selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup_ring=ring,
         quest_dense_layers=dense_layers, indexer_dtype=indexer_dtype, prefix_cache=prefix_cache,
     )  # type: ignore[arg-type]  # fmt: skip
     memory = MemoryBudget(BYTES, BYTES, sequences)

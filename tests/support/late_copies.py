@@ -95,10 +95,6 @@ class LateCopies(ImmediateQueues):
             self._run_to(event)
         return event not in self.in_flight
 
-    def block(self, event: Event) -> None:
-        self._check(event)
-        self._run_to(event)
-
     def _check(self, event: Event) -> None:
         """Whoever gave an event back must not use it: by then it may be another's."""
         assert event in self.taken, "an event was used that has been given back"

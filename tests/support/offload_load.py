@@ -29,12 +29,11 @@ from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.settings import BackupProtocol
 from tests.support.queue_simulator import POISON, Cell, Memory
 
 SEQUENCES = 3
-# Staging is in the device's memory from here on, the list of rows in the host's.
-STAGING, ROWS = 1_000, 1_000
+# Staging is in the device's memory from here on.
+STAGING = 1_000
 CELLS = 2_000
 
 
@@ -50,7 +49,6 @@ class Device(DeviceQueues, Memory, Protocol):
 class Load:
     """What to run. Sequences are up to `longest` pages of `page` tokens long."""
 
-    protocol: BackupProtocol
     page: int
     width: int
     seed: int
@@ -144,12 +142,6 @@ class FakeOps:
     def offload_step(self, seq_indices: Tensor, positions: Tensor) -> None:
         run, memory = self._run, self._run.memory
         rows = [(run.at[i], p) for i, p in zip(seq_indices.tolist(), positions.tolist(), strict=True)]
-        if run.load.protocol == "blocking":
-            # The host keeps one list of rows here, which each copy reads when it runs.
-            listed = [x for sequence, p in rows for x in (sequence.seq_index, p)]
-            cells: list[Cell] = [("host", ROWS + i) for i in range(len(listed))]
-            memory.write_now(cells, listed)
-            memory.check(cells, listed, "the copy's list of rows")
         memory.copy([(run.device_cell(s, p), run.cell("host", s.host, p)) for s, p in rows])
 
     def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
@@ -171,7 +163,7 @@ class Run:
     def __init__(self, load: Load, device: Device, ring: int | None = None) -> None:
         """ring: pages in the ring of a sequence, if not the right number."""
         self.load, self.memory = load, device
-        self.schedule = OffloadSchedule(load.protocol, load.width, SEQUENCES, load.staging_pages)
+        self.schedule = OffloadSchedule(load.width, SEQUENCES, load.staging_pages)
         sizes = dict.fromkeys(("lru_pages", "ring_pages", "host_pages", "device_pages"), 0)
         config = CacheConfig(
             page_size=load.page, **sizes, staging_pages=load.staging_pages, max_sequences=SEQUENCES,

@@ -37,7 +37,3 @@ class Mutated:
 
     def completed(self, event: Event) -> bool:
         return self._dropped("completed") or super().completed(event)
-
-    def block(self, event: Event) -> None:
-        if not self._dropped("block"):
-            super().block(event)

@@ -121,11 +121,6 @@ class Simulator:
         record = self._events[event]
         return record is None or record.happened
 
-    def block(self, event: Event) -> None:
-        record = self._events[event]
-        while record and not record.happened:
-            self._next()
-
     # The clock
 
     def after(self, queue: Queue) -> Callable[[], None]:

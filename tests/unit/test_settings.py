@@ -28,7 +28,6 @@ DECODE: dict[str, Any] = {"checkpoint": "/a", "selector": "quest"}
         ({"backup_ring": 0}, "backup_ring", "greater than 0"),
         ({"sparse_top_k": 0}, "sparse_top_k", "greater than 0"),
         ({"selector": "best"}, "selector", "'quest'"),
-        ({"backup": "never"}, "backup", "'ring', 'deferred' or 'blocking'"),
         ({"host_kv_bytes": -1}, "host_kv_bytes", "greater than or equal to 0"),
         ({"device_kv_bytes": -1}, "device_kv_bytes", "greater than or equal to 0"),
         ({"quest_dense_layers": -1}, "quest_dense_layers", "greater than or equal to 0"),
@@ -56,18 +55,15 @@ def test_bounds_of_a_selection_do_not_bind_where_nothing_is_selected() -> None:
     given = {"selector": "dense", "sparse_top_k": 8, "device_buffer_size": 4, "backup_ring": 16}
     assert DecodeSettings(**DECODE | given).backup_ring == 16
     assert ServeSettings(**given).device_buffer_size == 4
-    # Nor the ring's where the backup has none.
-    sizes = {"sparse_top_k": 8, "device_buffer_size": 8, "backup_ring": 16}
-    assert DecodeSettings(**DECODE | sizes | {"backup": "blocking"}).sparse_top_k == 8
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELECTOR", "exact")
     monkeypatch.setenv("SPARSE_TOP_K", "64")
-    monkeypatch.setenv("BACKUP", "deferred")
+    monkeypatch.setenv("BACKUP_RING", "16")
     monkeypatch.setenv("HEALTH_PORT", "")  # empty: as if not set
     settings = ServeSettings()
-    assert (settings.selector, settings.sparse_top_k, settings.backup) == ("exact", 64, "deferred")
+    assert (settings.selector, settings.sparse_top_k, settings.backup_ring) == ("exact", 64, 16)
     assert settings.health_port is None
 
 

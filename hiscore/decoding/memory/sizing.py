@@ -189,7 +189,7 @@ def _minimal_shape(
     selector = SELECTORS[settings.selector]
     page_size = selector.page_size
     max_pages = -(-model.context_length // page_size)
-    ring = ring_pages(settings.backup_ring if settings.backup == "ring" else 1, page_size)
+    ring = ring_pages(settings.backup_ring, page_size)
     top_k = settings.sparse_top_k if model.top_k is None else min(settings.sparse_top_k, model.top_k)
     always_selected = 1 + newest_selected(selector.index_kind, ring)
     top = max(min(top_k // page_size, max_pages), always_selected)

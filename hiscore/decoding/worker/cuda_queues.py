@@ -45,6 +45,3 @@ class CudaQueues:
 
     def completed(self, event: Event) -> bool:
         return bool(self._events[event].query())
-
-    def block(self, event: Event) -> None:
-        self._events[event].synchronize()

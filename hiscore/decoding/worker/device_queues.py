@@ -50,10 +50,6 @@ class DeviceQueues(Protocol):
         """Whether the event has completed; never waits."""
         ...
 
-    def block(self, event: Event) -> None:
-        """Make the host wait for the event."""
-        ...
-
 
 class ImmediateQueues:
     """`DeviceQueues` for the CPU: work has completed when its launch returns, so nothing ever waits."""
@@ -75,6 +71,3 @@ class ImmediateQueues:
 
     def completed(self, event: Event) -> bool:
         return True
-
-    def block(self, event: Event) -> None:
-        pass

@@ -26,7 +26,6 @@ class HostCopies:
 
     def __init__(self, queues: DeviceQueues, schedule: OffloadSchedule, ops: CacheOps) -> None:
         self.queues, self.schedule, self.ops = queues, schedule, ops
-        self._held_slots: tuple[Tensor, Tensor] | None = None  # of the schedule's held copy
 
     def collect(self) -> None:
         """Report the copies that have completed to the schedule."""
@@ -42,13 +41,10 @@ class HostCopies:
     def before_step(self, seq_indices: Int32, positions: Int32) -> None:
         """Collect copies that have completed, and wait for those that a step needs."""
         self.collect()
-        if (held := self.schedule.held_copy) is not None:
-            self.queues.block(held.forward)
-            self._launch_held()
         self.wait_for(self.schedule.step_waits_for(seq_indices, positions))
 
     def offload_step(self, slots: tuple[Tensor, Tensor], seq_indices: Int32, positions: Int32) -> None:
-        """Copy a launched step's tokens to the host, or hold the copy back under `blocking`.
+        """Copy a launched step's tokens to the host.
 
         Args:
             slots: int32 [R] each: of the host and of the buffer.
@@ -56,10 +52,6 @@ class HostCopies:
             positions: int32 [R].
         """
         self.schedule.step_launched(seq_indices, positions)
-        if self.schedule.blocking:
-            self.schedule.hold_copy(self._record(Queue.COMPUTE), seq_indices, positions)
-            self._held_slots = slots
-            return
         with self.behind_forward():
             self._copy_step(slots)
         self.schedule.step_copied(self._record(Queue.OFFLOAD), seq_indices, positions)
@@ -80,25 +72,12 @@ class HostCopies:
     def drained(self, seq_index: int) -> bool:
         """See `Worker`."""
         self.collect()
-        held = self.schedule.held_copy
-        if held is not None and self.queues.completed(held.forward):
-            self._launch_held()
-            self.collect()
         return self.schedule.drained(seq_index)
 
     def _record(self, queue: Queue) -> Event:
         event = self.queues.event()
         self.queues.record(event, queue)
         return event
-
-    def _launch_held(self) -> None:
-        held = self.schedule.take_held_copy()
-        slots, self._held_slots = self._held_slots, None
-        assert slots is not None
-        self.queues.recycle(held.forward)
-        with self.queues.use(Queue.COMPUTE):
-            self._copy_step(slots)
-        self.schedule.step_copied(self._record(Queue.COMPUTE), held.seq_indices, held.positions)
 
     def _copy_step(self, slots: tuple[Tensor, Tensor]) -> None:
         """Launch the copy of a step's tokens, at these host and buffer slots, on the queue in use."""

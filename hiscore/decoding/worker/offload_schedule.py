@@ -17,10 +17,6 @@ needs:
   before it.
 - After a step at p, the host holds every token but the newest W.
 
-The `deferred` protocol is W = 1: a forward waits for the copy of the step before. Under `blocking` a step's
-copy is held back: the host waits for the step's forward, then launches the copy on the COMPUTE queue before the
-next forward.
-
 And at the edges of a sequence's life:
 
 - A copy waits for the forward that wrote what it reads, and so for all work launched on the COMPUTE queue
@@ -36,7 +32,6 @@ import numpy as np
 
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.worker.device_queues import Event
-from hiscore.settings import BackupProtocol
 
 
 @dataclass(frozen=True)
@@ -56,21 +51,6 @@ class Copy:
     tokens: int
 
 
-@dataclass(frozen=True)
-class HeldCopy:
-    """The copy of a step under `blocking`, to be launched when the step's forward has completed.
-
-    Attributes:
-        forward: Event recorded behind the forward.
-        seq_indices: int32 [R].
-        positions: int32 [R].
-    """
-
-    forward: Event
-    seq_indices: Int32
-    positions: Int32
-
-
 class OffloadSchedule:
     """Decides what forwards wait for, and keeps track of copies. For one thread.
 
@@ -78,12 +58,11 @@ class OffloadSchedule:
     that has completed, in order: `oldest_copy` is the event to check.
     """
 
-    def __init__(self, protocol: BackupProtocol, width: int, max_sequences: int, staging_pages: int) -> None:
+    def __init__(self, width: int, max_sequences: int, staging_pages: int) -> None:
         """Make an empty schedule.
 
         Args:
-            protocol: See the module.
-            width: W, used by `ring` only.
+            width: W, see the module. With W = 1 a forward waits for the copy of the step before.
             max_sequences: Sequences have indices below this.
             staging_pages: Pages of the staging pool.
 
@@ -92,9 +71,7 @@ class OffloadSchedule:
         """
         if width < 1:
             raise ValueError(f"the ring must hold 1 token at least, not {width}")
-        self.width = width if protocol == "ring" else 1
-        self.blocking = protocol == "blocking"
-        self.held_copy: HeldCopy | None = None
+        self.width = width
         self.offloaded_tokens = 0
         """Tokens whose copies have completed, those of prompts included."""
         # Ticket of the copy of position p at [seq_index, p % width].
@@ -171,22 +148,6 @@ class OffloadSchedule:
         """Record a step's launched forward."""
         self._written[seq_indices] = positions
 
-    def hold_copy(self, forward: Event, seq_indices: Int32, positions: Int32) -> None:
-        """Hold a step's copy back until its forward has completed: for `blocking` only.
-
-        Args:
-            forward: Event recorded behind the forward.
-            seq_indices: int32 [R].
-            positions: int32 [R].
-        """
-        self.held_copy = HeldCopy(forward, seq_indices.copy(), positions.copy())
-
-    def take_held_copy(self) -> HeldCopy:
-        """The held copy, which is about to be launched; its forward's event is free."""
-        held, self.held_copy = self.held_copy, None
-        assert held is not None
-        return held
-
     def step_copied(self, done: Event, seq_indices: Int32, positions: Int32) -> None:
         """Record a step's launched copy.
 
@@ -196,9 +157,7 @@ class OffloadSchedule:
             positions: int32 [R].
         """
         ticket = self._add(Copy(done, seq_indices.copy(), positions.copy(), len(seq_indices)))
-        self._newest_ticket[seq_indices] = ticket
-        if not self.blocking:  # whose copies are on the COMPUTE queue: its order is enough
-            self._tickets[seq_indices, positions % self.width] = ticket
+        self._newest_ticket[seq_indices] = self._tickets[seq_indices, positions % self.width] = ticket
 
     def drained(self, seq_index: int) -> bool:
         """Whether all copies of a sequence's tokens have completed, as far as was reported.
@@ -206,8 +165,7 @@ class OffloadSchedule:
         After the last part of a prompt was launched, this says that its staging pages are free and that its first
         step will not wait.
         """
-        held = self.held_copy is not None and seq_index in self.held_copy.seq_indices
-        return not held and bool(self._newest_ticket[seq_index] <= self._completed)
+        return bool(self._newest_ticket[seq_index] <= self._completed)
 
     def release(self, seq_index: int) -> None:
         """Forget a sequence that has ended or is preempted.

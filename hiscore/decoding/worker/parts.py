@@ -128,9 +128,7 @@ def worker_of_parts(parts: Parts, group: Group | None = None) -> CacheWorker:
     cache_config, settings = parts.cache_config, parts.settings
     model = parts.make_model(group or Alone())
     queues, runner = _make_runner(model, parts.attention, parts.value_dim, cache_config)
-    schedule = OffloadSchedule(
-        settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.prompt_pages
-    )
+    schedule = OffloadSchedule(settings.backup_ring, cache_config.max_sequences, cache_config.prompt_pages)
     return CacheWorker(model, runner, queues, schedule, cache_config)
 
 

@@ -2,8 +2,8 @@
 
 Forwards go to the COMPUTE queue, copies to the host to the OFFLOAD queue, copies of sequences from there to the
 RESTORE queue; `OffloadSchedule` and `Restores` say what waits for which copy. On a CUDA device the host waits
-nowhere but in `PendingForward.result`, for one event, in the steps of the `blocking` protocol, and for what
-`FlashInferAttention` planned for the forward before.
+nowhere but in `PendingForward.result`, for one event, and for what `FlashInferAttention` planned for the forward
+before.
 """
 
 from functools import partial

@@ -62,13 +62,16 @@ def test_templates_are_filled_with_batching_and_instances(tmp_path: Path, device
 def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     """No setting is lost, mixed up or left at its default between the environment and a model."""
     given: dict[str, Any] = {
-        "selector": "exact", "backup": "deferred", "dtype": "bfloat16", "log_format": "json",
+        "selector": "exact", "dtype": "bfloat16", "log_format": "json",
         "generation_config": "checkpoint", "indexer_prefill": "kernels", "indexer_dtype": "fp8",
         "prefix_cache": True, "prefill_attention": "triton",
     }  # fmt: skip
     every = {name for declared in MODEL_SETTINGS.values() for name in declared.model_fields}
     numbers = sorted(every - set(given) - {"checkpoint", "takes_text"})
-    given |= {name: 100 + place for place, name in enumerate(numbers)} | {"sparse_top_k": 99}
+    given |= {name: 100 + place for place, name in enumerate(numbers)} | {
+        "sparse_top_k": 99,
+        "backup_ring": 98,
+    }
     checkpoint = Path('/a "checkpoint"\\with\nall')
     settings = ServeSettings(**given)
     values = model_values(settings, checkpoint, "cpu", MODELS, SELECTORS)

@@ -25,7 +25,7 @@ from hiscore.decoding.page_needs import check_fits
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.parallel.shard import Shard
-from hiscore.settings import BackupProtocol, CacheSettings, PrefixCaching, Selector
+from hiscore.settings import CacheSettings, PrefixCaching, Selector
 
 MIB = 2**20
 SMALL = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, context_length=4_096)
@@ -83,15 +83,12 @@ def test_pools_take_no_more_than_there_is(
         assert shape.window_pages >= shape.window_ring > 0
 
 
-@pytest.mark.parametrize("protocol", ["ring", "deferred"])
 @pytest.mark.parametrize("top_k", [2, 8, 32])
-def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protocol: BackupProtocol) -> None:
+def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int) -> None:
     """`exact` is defined by k and an indexer by its checkpoint's top-k: the ring makes no difference."""
-    settings = CacheSettings(
-        selector="exact", sparse_top_k=top_k, device_buffer_size=64, backup=protocol, backup_ring=top_k
-    )
+    settings = CacheSettings(selector="exact", sparse_top_k=top_k, device_buffer_size=64, backup_ring=top_k)
     indexed = replace(SMALL, kv_heads=1, kv_parts=1, index_dim=8, top_k=top_k)
-    own = CacheSettings(selector="dsa", sparse_top_k=64, device_buffer_size=64, backup=protocol)
+    own = CacheSettings(selector="dsa", sparse_top_k=64, device_buffer_size=64, backup_ring=top_k)
     memory = MemoryBudget(2**30, 2**30, 4)
     for chosen, model in ((settings, SMALL), (own, indexed)):
         shape, _ = plan_cache(chosen, model, memory, torch.float32, 256)
@@ -348,9 +345,9 @@ def test_an_indexers_keys_in_staging_count() -> None:
         plan_cache(settings, model, MemoryBudget(2**40, least, 1), torch.bfloat16, 256)
 
 
-@pytest.mark.parametrize(("protocol", "pages"), [("ring", 2), ("deferred", 1), ("blocking", 1)])
-def test_only_the_ring_protocol_keeps_more_than_the_newest_page(protocol: BackupProtocol, pages: int) -> None:
-    settings = CacheSettings(selector="quest", backup=protocol, backup_ring=33)
+@pytest.mark.parametrize(("width", "pages"), [(33, 2), (1, 1)])
+def test_a_ring_of_one_token_keeps_the_newest_page_only(width: int, pages: int) -> None:
+    settings = CacheSettings(selector="quest", backup_ring=width)
     shape, _ = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
     assert shape.ring_pages == pages
 

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from hiscore.decoding.kv_cache.buffer_pages import ring_pages
 from hiscore.decoding.worker.device_queues import Event, ImmediateQueues, Queue
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
-from hiscore.settings import BackupProtocol
 from tests.support.offload_load import SEQUENCES, Load, Run
 from tests.support.queue_mutations import Kind, Mutated
 from tests.support.queue_simulator import Cell, Simulator
 from tests.support.tensor_memory import TensorMemory
 
-PROTOCOLS: list[BackupProtocol] = ["ring", "deferred", "blocking"]
+WIDTHS = [3, 1]
 SLOW = 50.0
 
 # (compute, offload, restore): how long operations take, drawn from these.
@@ -58,50 +57,44 @@ def faults(load: Load, timing: str, drop: Kind | None = None, only: int | None =
 
 @pytest.mark.slow
 @given(
-    protocol=st.sampled_from(PROTOCOLS),
     page=st.sampled_from([1, 4, 16]),
     width=st.sampled_from([1, 2, 3, 5, 16, 17, 32]),
     timing=st.sampled_from(sorted(TIMINGS)),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_every_read_is_right_and_all_lands(
-    protocol: BackupProtocol, page: int, width: int, timing: str, seed: int
-) -> None:
+def test_every_read_is_right_and_all_lands(page: int, width: int, timing: str, seed: int) -> None:
     on = queues(timing, seed)
-    done = run(Load(protocol, page, width, seed), on)
+    done = run(Load(page, width, seed), on)
     assert not on.faults
     assert done.schedule.offloaded_tokens == done.written > 0
     assert not done.schedule.lag().any()
-    if protocol != "blocking":
-        # The load launches a step when the last but one has ended.
-        assert done.most_lag <= done.schedule.width + 2
-        assert not any(call == "block" for _, call, _ in on.calls)
+    # The load launches a step when the last but one has ended.
+    assert done.most_lag <= done.schedule.width + 2
 
 
-def loads(protocol: BackupProtocol) -> list[Load]:
-    return [Load(protocol, page, 3, seed) for page in (1, 4) for seed in range(4)]
+def loads(width: int) -> list[Load]:
+    return [Load(page, width, seed) for page in (1, 4) for seed in range(4)]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_without_any_kind_of_wait_query_or_record_something_breaks(protocol: BackupProtocol) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_without_any_kind_of_wait_query_or_record_something_breaks(width: int) -> None:
     kinds: set[Kind] = set()
-    for load in loads(protocol):
+    for load in loads(width):
         on = queues("mixed", load.seed)
         run(load, on)
         kinds |= set(on.calls)
     assert {call for _, call, _ in kinds} >= {"wait", "completed", "record"}
     # A restore waits for forwards, and the admission of its sequence for it.
     assert {("stage", "wait", "restore"), ("seed", "wait", "compute")} <= kinds
-    assert ("step", "block", "") in kinds or protocol != "blocking"
-    runs = list(itertools.product(loads(protocol), TIMINGS))
+    runs = list(itertools.product(loads(width), TIMINGS))
     assert {kind for kind in kinds if not any(faults(*x, kind) for x in runs)} == set()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_no_single_wait_is_too_many(protocol: BackupProtocol) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_single_wait_is_too_many(width: int) -> None:
     """Where the other queue is slow, leaving out any single call is noticed."""
-    for load in [Load(protocol, page, 3, seed, steps=20) for page in (1, 4) for seed in range(2)]:
+    for load in [Load(page, width, seed, steps=20) for page in (1, 4) for seed in range(2)]:
         for queue, timing in ((Queue.COMPUTE, "offload slow"), (Queue.OFFLOAD, "compute slow")):
             on = queues(timing, load.seed)
             run(load, on)
@@ -116,7 +109,7 @@ def test_a_ring_that_is_a_page_too_small_is_seen(page: int) -> None:
         found = []
         for seed in range(4):
             on = queues("offload slow")
-            run(Load("ring", page, page + 2, seed), on, ring)
+            run(Load(page, page + 2, seed), on, ring)
             found += on.faults
         return bool(found)
 
@@ -156,12 +149,11 @@ class Device:
         with self.queues.use(Queue.COMPUTE):
             self.queues.fill([cell], [1])
 
-    def copy(self, cell: Cell, queue: Queue = Queue.OFFLOAD) -> Event:
-        if queue is Queue.OFFLOAD:
-            self.queues.wait(queue, self.record(Queue.COMPUTE))
-        with self.queues.use(queue):
+    def copy(self, cell: Cell) -> Event:
+        self.queues.wait(Queue.OFFLOAD, self.record(Queue.COMPUTE))
+        with self.queues.use(Queue.OFFLOAD):
             self.queues.copy([(cell, ("host", cell[1]))])
-        return self.record(queue)
+        return self.record(Queue.OFFLOAD)
 
     def collect(self) -> None:
         while (done := self.schedule.oldest_copy) is not None and self.queues.completed(done):
@@ -170,36 +162,22 @@ class Device:
     def step(self, position: int) -> None:
         """A step of sequence 0."""
         self.collect()
-        if (held := self.schedule.held_copy) is not None:
-            self.queues.block(held.forward)
-            self.copy_held()
         self.wait_for(self.schedule.step_waits_for(at(0), at(position)))
         self.forward(("device", position))
         self.schedule.step_launched(at(0), at(position))
-        if self.schedule.blocking:
-            self.schedule.hold_copy(self.record(Queue.COMPUTE), at(0), at(position))
-        else:
-            self.schedule.step_copied(self.copy(("device", position)), at(0), at(position))
+        self.schedule.step_copied(self.copy(("device", position)), at(0), at(position))
         self.back.append(self.queues.now)
-
-    def copy_held(self) -> None:
-        held = self.schedule.take_held_copy()
-        done = self.copy(("device", int(held.positions[0])), Queue.COMPUTE)
-        self.schedule.step_copied(done, held.seq_indices, held.positions)
 
     def drain(self) -> None:
         self.collect()
-        if (held := self.schedule.held_copy) is not None:
-            self.queues.block(held.forward)
-            self.copy_held()
         while not self.schedule.drained(0):
             self.queues.pause()
             self.collect()
 
 
-def two_steps(protocol: BackupProtocol) -> Device:
+def two_steps(width: int) -> Device:
     """Two steps of one sequence, forwards of 1, copies of `SLOW`; when the host came back from each."""
-    device = Device(OffloadSchedule(protocol, 4, 1, 1))
+    device = Device(OffloadSchedule(width, 1, 1))
     device.schedule.restored(0, 1)
     for position in (1, 2):
         device.step(position)
@@ -207,22 +185,16 @@ def two_steps(protocol: BackupProtocol) -> Device:
     return device
 
 
-def test_the_ring_overlaps_and_the_others_do_not() -> None:
-    device = two_steps("ring")
+def test_the_ring_overlaps_and_a_single_token_does_not() -> None:
+    device = two_steps(4)
     first, copy, second, _ = device.queues.trace
     assert first.ended == second.started < copy.ended
     assert device.back == [0, 0]
 
-    device = two_steps("deferred")
+    device = two_steps(1)
     first, copy, second, _ = device.queues.trace
     assert first.ended < copy.ended == second.started
     assert device.back == [0, 0]
-
-    device = two_steps("blocking")
-    first, copy, second, _ = device.queues.trace
-    assert copy.queue is Queue.COMPUTE
-    assert first.ended == copy.started < copy.ended == second.started
-    assert device.back == [0, first.ended]
 
 
 PROMPT, STEP = Event(7), Event(8)
@@ -233,13 +205,13 @@ def test_a_prompt_is_waited_for_only_by_steps_that_may_read_it_from_the_host(
     length: int, waits: Event | None
 ) -> None:
     """The first step of a prompt as long as the ring, and of a shorter one."""
-    schedule = OffloadSchedule("ring", 4, 1, 1)
+    schedule = OffloadSchedule(4, 1, 1)
     schedule.prompt_copied(PROMPT, 0, 0, length, at(0))
     assert schedule.step_waits_for(at(0), at(length)) == waits
 
 
 def test_a_copy_is_waited_for_once_and_not_after_it_has_completed() -> None:
-    schedule = OffloadSchedule("deferred", 1, 2, 3)
+    schedule = OffloadSchedule(1, 2, 3)
     schedule.prompt_copied(PROMPT, 0, 0, 16, at(1))
     assert schedule.oldest_copy == PROMPT
     assert schedule.staging_waits_for(at(0, 2)) is None
@@ -257,7 +229,7 @@ def test_a_copy_is_waited_for_once_and_not_after_it_has_completed() -> None:
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_step_waits_for_the_copy_a_ring_before_it(width: int) -> None:
-    schedule = OffloadSchedule("ring", width, 3, 1)
+    schedule = OffloadSchedule(width, 3, 1)
     for seq_index in (0, 1):
         schedule.restored(seq_index, 1)
     waits = []
@@ -274,7 +246,7 @@ def test_a_step_waits_for_the_copy_a_ring_before_it(width: int) -> None:
 
 def test_a_step_waits_for_the_last_copy_that_any_of_its_rows_needs() -> None:
     for order in ((0, 1), (1, 0)):
-        schedule = OffloadSchedule("deferred", 1, 2, 1)
+        schedule = OffloadSchedule(1, 2, 1)
         for seq_index in order:
             schedule.restored(seq_index, 3)
             schedule.step_launched(at(seq_index), at(3))
@@ -284,7 +256,7 @@ def test_a_step_waits_for_the_last_copy_that_any_of_its_rows_needs() -> None:
 
 def test_what_was_not_launched_did_not_happen() -> None:
     """A forward that fails leaves its positions to the next attempt; a copy that fails loses its tokens."""
-    schedule = OffloadSchedule("ring", 4, 2, 1)
+    schedule = OffloadSchedule(4, 2, 1)
     schedule.restored(0, 5)
     schedule.step_waits_for(at(0), at(5))
     schedule.step_waits_for(at(0), at(5))  # the forward failed
@@ -296,38 +268,16 @@ def test_what_was_not_launched_did_not_happen() -> None:
     assert schedule.lag().tolist() == [0, 0]
 
 
-def test_a_held_copy_keeps_its_rows_and_its_sequences() -> None:
-    """The caller's arrays may be those of the next step already."""
-    schedule = OffloadSchedule("blocking", 4, 3, 1)
-    seq_indices, positions = at(0, 2), at(0, 0)
-    schedule.step_launched(seq_indices, positions)
-    schedule.hold_copy(STEP, seq_indices, positions)
-    seq_indices[:], positions[:] = 1, 9
-    assert [schedule.drained(seq_index) for seq_index in range(3)] == [False, True, False]
-    held = schedule.take_held_copy()
-    assert schedule.held_copy is None
-    assert (held.forward, held.seq_indices.tolist(), held.positions.tolist()) == (STEP, [0, 2], [0, 0])
-    schedule.step_copied(PROMPT, held.seq_indices, held.positions)
-    assert [schedule.drained(seq_index) for seq_index in range(3)] == [False, True, False]
-    # The order of the COMPUTE queue is enough for the next step.
-    assert schedule.step_waits_for(at(0, 2), at(1, 1)) is None
-    held.positions[:] = 9
-    schedule.copy_completed()
-    assert schedule.lag().tolist() == [0, 0, 0]
-    assert schedule.offloaded_tokens == 2
-    assert schedule.drained(0)
-
-
 def test_events_are_few_and_used_again() -> None:
     """At most the copies in flight, one event each: the ring's and the prompts', and one for the forward."""
     on = queues("offload slow")
-    done = run(Load("ring", 4, 5, 0, steps=200), on)
+    done = run(Load(4, 5, 0, steps=200), on)
     assert on.calls["step", "record", "offload"] > 50
     assert on.events <= done.schedule.width + 2 + 2 * SEQUENCES
 
 
 def test_what_does_not_continue_a_sequence_or_frees_too_early_is_refused() -> None:
-    schedule = OffloadSchedule("ring", 4, 2, 1)
+    schedule = OffloadSchedule(4, 2, 1)
     schedule.prompt_copied(PROMPT, 1, 0, 3, at(0))
     schedule.copy_completed()
     schedule.prompt_copied(PROMPT, 1, 3, 5, at(0))
@@ -343,13 +293,12 @@ def test_what_does_not_continue_a_sequence_or_frees_too_early_is_refused() -> No
     assert schedule.lag().tolist() == [0, 0]
     assert schedule.offloaded_tokens == 5
     with pytest.raises(ValueError, match="1 token"):
-        OffloadSchedule("ring", 0, 1, 1)
-    assert [OffloadSchedule(protocol, 4, 1, 1).width for protocol in PROTOCOLS] == [4, 1, 1]
+        OffloadSchedule(0, 1, 1)
 
 
 def test_a_prompts_parts_are_copied_beside_the_forwards_after_them() -> None:
     """Copies take 50, forwards 1: only a step, and the next owner of its staging, waits for a copy."""
-    device = Device(OffloadSchedule("ring", 4, 2, 4))
+    device = Device(OffloadSchedule(4, 2, 4))
     for part in range(3):
         device.wait_for(device.schedule.staging_waits_for(at(part)))
         device.forward(("device", part))
@@ -375,11 +324,11 @@ class Immediate(Mutated, TensorMemory, ImmediateQueues):
             super().copy(moves)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("page", [1, 4])
-def test_on_the_cpu_all_is_right_at_once(protocol: BackupProtocol, page: int) -> None:
+def test_on_the_cpu_all_is_right_at_once(width: int, page: int) -> None:
     for lossy in (False, True):
         on = Immediate(torch.device("cpu"), dict.fromkeys(Queue, 0))
         on.lossy = lossy
-        Run(Load(protocol, page, 3, 1), on).run()
+        Run(Load(page, width, 1), on).run()
         assert bool(on.faults) == lossy

@@ -23,7 +23,6 @@ from hiscore.decoding.worker.device_queues import Event, Queue
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.settings import BackupProtocol
 
 VOCABULARY = 5
 
@@ -92,9 +91,6 @@ class Recorder:
     def completed(self, event: Event) -> bool:
         return event in self.done
 
-    def block(self, event: Event) -> None:
-        self.log.append(("block", event))
-
     # Model and runner.
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
@@ -131,7 +127,6 @@ class Recorder:
 
 def worker_on(
     device: Any,
-    protocol: BackupProtocol = "ring",
     width: int = 2,
     page: int = 4,
     host_is_shared: bool = False,
@@ -141,7 +136,7 @@ def worker_on(
         page_size=page, **sizes, staging_pages=8, max_sequences=4, prefill_token_budget=0, context_length=0,
         host_is_shared=host_is_shared,
     )  # fmt: skip
-    return CacheWorker(device, device, device, OffloadSchedule(protocol, width, 4, 8), config)
+    return CacheWorker(device, device, device, OffloadSchedule(width, 4, 8), config)
 
 
 def step(worker: CacheWorker, position: int) -> None:
@@ -256,52 +251,6 @@ def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_
     device.done = {1, 2}
     assert worker.drained(1)
     assert device.take() == []
-
-
-def test_a_step_under_blocking_copies_when_the_host_has_waited_for_its_forward() -> None:
-    device = Recorder()
-    worker = worker_on(device, "blocking")
-    restore(worker)
-    device.take()
-    step(worker, 3)
-    forward = [
-        ("use", "compute"),
-        ("forward", [1], [3], Attends.SELECTED),
-        ("end",),
-        ("record", 0, "compute"),
-    ]
-    assert device.take() == forward
-    step(worker, 4)
-    copy = [("use", "compute"), ("copy", [3], [103]), ("end",), ("record", 0, "compute")]
-    forward = [
-        ("use", "compute"),
-        ("forward", [1], [4], Attends.SELECTED),
-        ("end",),
-        ("record", 1, "compute"),
-    ]
-    assert device.take() == [("block", 0), *copy, *forward]
-    assert not worker.drained(1)
-    assert device.take() == []  # the forward has not completed
-    device.done = {0}
-    assert not worker.drained(1)
-    device.done = {1}
-    assert not worker.drained(1)
-    copy = [("use", "compute"), ("copy", [4], [104]), ("end",), ("record", 1, "compute")]
-    assert device.take() == copy
-    device.done = {0, 1}
-    assert worker.drained(1)
-    worker.release(1, NO_PAGES, NO_PAGES)
-
-
-def test_where_work_completes_at_once_a_held_copy_has_landed_when_drained_has_launched_it() -> None:
-    device = Recorder()
-    device.completed = lambda event: True  # type: ignore[method-assign]
-    worker = worker_on(device, "blocking")
-    restore(worker)
-    step(worker, 3)
-    assert worker._schedule.lag().tolist() == [0, 1, 0, 0]
-    assert worker.drained(1)
-    assert worker._schedule.lag().tolist() == [0, 0, 0, 0]
 
 
 def chunk(start: int, tokens: int, is_last: bool = False, host: np.ndarray | None = None) -> PrefillChunk:

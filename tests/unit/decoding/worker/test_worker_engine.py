@@ -100,16 +100,10 @@ def crowd(worker: CacheWorker, calls: Sequence[Call], quantum: int = 0) -> tuple
     return outcomes, client
 
 
-# Not quest under blocking: what it selects depends on how long the ring is.
-@pytest.mark.parametrize(
-    ("selector", "backup"),
-    [*((each, "ring") for each in SETTINGS), ("exact", "blocking"), ("dsa", "deferred")],
-)
-def test_join_and_leave_at_every_step_changes_no_sequence(
-    workers: Any, alone: Any, selector: str, backup: str
-) -> None:
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_join_and_leave_at_every_step_changes_no_sequence(workers: Any, alone: Any, selector: str) -> None:
     calls, expected = alone(selector, COUNT)
-    outcomes, client = crowd(late(workers(selector, backup=backup)), calls)
+    outcomes, client = crowd(late(workers(selector)), calls)
     assert [outcome.tokens for outcome in outcomes] == expected
     assert [outcome.end for outcome in outcomes] == ["length"] * len(calls)
     assert client.stats.tokens == sum(map(len, expected))
@@ -288,14 +282,11 @@ def test_an_abort_at_each_stage_gives_everything_back(
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-@pytest.mark.parametrize("backup", ["ring", "blocking", "deferred"])
-def test_every_event_comes_back(
-    workers: Any, backup: str, forgets: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_event_comes_back(workers: Any, forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a GPU would have ever more of them: the CPU's queues have none. The control forgets those of restores."""
     if forgets:
         monkeypatch.setattr(Restores, "landed", lambda self, seq_index: not self._in_flight.pop(seq_index, 0))
-    worker = workers("exact", sequences=2, backup=backup, prefix_cache=True)
+    worker = workers("exact", sequences=2, prefix_cache=True)
     queues = LateCopies(20)
     queues.install(worker)
     with serving(worker, quantum=3) as client:

@@ -26,7 +26,7 @@ SETTINGS = {
     "exact": ("llama", 16, 24),
     "dsa": ("glm-shared", 16, 24),
 }
-PROTOCOLS = ["ring", "deferred", "blocking"]
+RINGS = [4, 1]
 SEQUENCES = 6
 
 
@@ -132,14 +132,14 @@ def lengths_of(worker: CacheWorker) -> list[int]:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("backup", PROTOCOLS)
+@pytest.mark.parametrize("ring", RINGS)
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_the_host_has_what_was_written(
-    path: Any, kept: list[Tensor], selector: str, backup: str, late: bool
+    path: Any, kept: list[Tensor], selector: str, ring: int, late: bool
 ) -> None:
     """late: copies run when a forward waits for them, and not before."""
     family, top_k, buffer = SETTINGS[selector]
-    worker = build(path(family), selector, top_k, buffer, backup=backup, sequences=SEQUENCES)
+    worker = build(path(family), selector, top_k, buffer, ring=ring, sequences=SEQUENCES)
     if late:
         LateCopies(polls=1_000).install(worker)
     lengths = lengths_of(worker)
@@ -152,10 +152,10 @@ def test_the_host_has_what_was_written(
     assert sum(result.offloaded_tokens for result in watched.driver.results) <= backed_up
 
 
-@pytest.mark.parametrize("backup", PROTOCOLS)
-def test_short_sequences_that_never_outgrow_their_buffer(path: Any, kept: list[Tensor], backup: str) -> None:
+@pytest.mark.parametrize("ring", RINGS)
+def test_short_sequences_that_never_outgrow_their_buffer(path: Any, kept: list[Tensor], ring: int) -> None:
     # Host pages come in blocks of 32 tokens: the buffer holds one.
-    worker = build(path("llama"), "exact", top_k=16, buffer=40, backup=backup, sequences=SEQUENCES)
+    worker = build(path("llama"), "exact", top_k=16, buffer=40, ring=ring, sequences=SEQUENCES)
     LateCopies(polls=1_000).install(worker)
     faults, watched = life(worker, kept, [1, 2, 5], 19, 3)
     assert faults == []
@@ -218,9 +218,9 @@ def test_a_wrong_offload_is_seen(
         assert life(worker, kept, [33, 20], 60, 5)[0]
 
 
-@pytest.mark.parametrize("backup", ["ring", "deferred"])
-def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], backup: str) -> None:
-    worker = build(path("llama"), "exact", backup=backup)
+@pytest.mark.parametrize("ring", RINGS)
+def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], ring: int) -> None:
+    worker = build(path("llama"), "exact", ring=ring)
     LateCopies(polls=1_000, deaf_to=Queue.OFFLOAD).install(worker)
     faults, _ = life(worker, kept, [30], 60, 12)
     assert any("not what was written" in fault for fault in faults)

@@ -137,15 +137,14 @@ def test_tokens_are_those_of_one_rank(name: str, ranks: Ranks, checkpoints: dict
 
 
 @TWO_RANKS
-@pytest.mark.parametrize("backup", ["ring", "blocking", "deferred"])
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("name", ["exact", "latents, shared selections"])
 def test_copies_that_are_late_on_one_rank_change_no_token(
-    name: str, late: int, backup: str, ranks: Ranks, checkpoints: dict[str, Path]
+    name: str, late: int, ranks: Ranks, checkpoints: dict[str, Path]
 ) -> None:
     path = checkpoints[name]
-    found = tokens(together(ranks, path, name, late, backup=backup))
-    assert found == alone(with_a_head_for_each_rank(path, ranks.rank.shard.ranks), name, backup=backup)
+    found = tokens(together(ranks, path, name, late))
+    assert found == alone(with_a_head_for_each_rank(path, ranks.rank.shard.ranks), name)
 
 
 @TWO_RANKS

@@ -64,13 +64,15 @@ def windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Windows:
 
 def test_a_window_keeps_its_export_without_tensors(windows: Windows, tmp_path: Path) -> None:
     windows.warm_up()
-    windows.benchmark("ring")
+    windows.benchmark(32)
     assert windows.failures == []
     assert [path.name for path in sorted((tmp_path / "exports").iterdir())] == [
-        "32-in-6-out-5-at-once-ring.csv",
-        "32-in-6-out-5-at-once-ring.json.gz",
+        "32-in-6-out-5-at-once-ring-of-32.csv",
+        "32-in-6-out-5-at-once-ring-of-32.json.gz",
     ]
-    kept = json.loads(gzip.decompress((tmp_path / "exports/32-in-6-out-5-at-once-ring.json.gz").read_bytes()))
+    kept = json.loads(
+        gzip.decompress((tmp_path / "exports/32-in-6-out-5-at-once-ring-of-32.json.gz").read_bytes())
+    )
     (experiment,) = kept["experiments"]
     assert len(experiment["requests"]) == CPU.count
     assert experiment["requests"][0].keys() == {"timestamp", "response_timestamps"}
@@ -83,7 +85,7 @@ def test_a_window_keeps_its_export_without_tensors(windows: Windows, tmp_path: P
 
 def test_a_failed_window_stops_no_other(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_serving, "MIN_CALLS", CPU.count + 1)
-    windows.benchmark("ring")
+    windows.benchmark(32)
     assert len(windows.failures) == 1
     assert UnsoundLoad.__name__ in windows.failures[0]
     assert windows.found == []
