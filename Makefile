@@ -84,10 +84,11 @@ format: $(INSTALLED) ## Format and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs: $(INSTALLED) ## Write docs/settings.md, docs/models.md and the drawing of the folders from the declarations
+docs: $(INSTALLED) ## Write docs/settings.md, docs/models.md and the drawings
 	@$(BIN)/python tools/settings_page.py > docs/settings.md
 	@$(BIN)/python tools/models_page.py > docs/models.md
 	@$(BIN)/python tools/house.py > docs/images/house.svg
+	@$(BIN)/python tools/drawings.py
 
 audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities of what is installed, and its SBOM (sbom.cdx.json)
 	@$(AUDIT)/bin/python tools/audit.py $(VENV) sbom.cdx.json

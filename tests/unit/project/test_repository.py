@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.drawings import DRAWINGS
 from tools.house import draw, house, layers
 from tools.models_page import page as models_page
 from tools.settings_page import page as settings_page
@@ -41,7 +42,12 @@ def test_phony_names_only_targets() -> None:
 
 @pytest.mark.parametrize(
     ("name", "page"),
-    [("settings.md", settings_page), ("models.md", models_page), ("images/house.svg", house)],
+    [
+        ("settings.md", settings_page),
+        ("models.md", models_page),
+        ("images/house.svg", house),
+        *((f"images/{name}", lambda draw=draw: draw().svg()) for name, draw in DRAWINGS.items()),
+    ],
 )
 def test_a_generated_page_is_up_to_date(name: str, page: Callable[[], str]) -> None:
     assert (ROOT / "docs" / name).read_text() == page(), "run `make docs`"
