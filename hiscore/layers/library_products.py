@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 4_608
 """Larger products are nearer to what the GPU's power allows, and most kernels for them want a workspace."""
 TILES_TRIED, TILES_ASKED_FOR = 4, 40
-"""Of 40 tiles hardly one was faster than the best of 4 (perf/results/h200/README.md). Large products have few."""
+"""Of 40 tiles hardly one beat the best of 4 (perf/results/h200/kernel_search.txt). Large products have few."""
 KERNELS_COMPARED = 3
 """The fastest of those tried: so many are timed in turns with the library's own choice."""
 LEAST_GAIN = 0.02

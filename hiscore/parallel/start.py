@@ -32,7 +32,7 @@ def load_on(device: torch.device, load: Callable[[], Loaded]) -> Loaded:
 
     Each thread that has computed there keeps OpenMP's workers, one for each core but its own. When there are more
     of them than cores, those of the thread that serves no longer spin between two operations, but sleep: calls
-    took 1.4 times as long (perf/results/cpu/README.md).
+    took 1.4 times as long (perf/results/notebook/cpu.md).
     """
     if device.type != "cpu":
         return load()

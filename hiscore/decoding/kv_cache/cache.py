@@ -19,7 +19,7 @@ from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.parallel.group import Alone, Group
 
 # The host pool is aligned to huge pages. NumPy's memory starts 16 bytes past a page: reads by the device then
-# straddle cache lines, which costs 9% of the bus bandwidth (perf/results/h200/README.md).
+# straddle cache lines, which costs 9% of the bus bandwidth (perf/FINDINGS.md).
 HUGE_PAGE = 2**21
 
 
