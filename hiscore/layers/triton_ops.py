@@ -12,7 +12,6 @@ from hiscore.kernels import rope as rope_kernels
 from hiscore.kernels.eight_bits import NO_FORMAT
 from hiscore.layers import moe_triton
 from hiscore.layers.eight_bits import EightBits, Quantised
-from hiscore.layers.library_products import LibraryProducts
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.step_products import StepProducts
@@ -61,14 +60,12 @@ class TritonOps(Ops):
         activation: str,
         centred: bool = False,
         step_products: StepProducts | None = None,
-        library_products: LibraryProducts | None = None,
     ) -> None:
         """Keep sizes; for `centred` see `TorchOps`."""
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps, self._centred = eps, centred
         self._gelu = GELU.get(activation, 0)
         self._step_products = step_products
-        self._library_products = library_products or LibraryProducts()
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
@@ -135,8 +132,6 @@ class TritonOps(Ops):
 
     def project(self, projection: Projection, h: Any) -> Tensor:
         product = self._step_product(projection, h)
-        if product is None:
-            product = self._library_products.multiply(projection, h)
         return super().project(projection, h) if product is None else product
 
     def project_add_norm(

@@ -28,8 +28,7 @@ from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tile_inputs import window_slots
 from hiscore.device import PinnedArray, PinnedArrays
 from hiscore.graph_capture import GraphCapture, StaticOutputs
-from hiscore.layers.library_products import LibraryProducts
-from hiscore.layers.triton_ops import TritonOps, hopper_sm_count
+from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.input_layout import MAX_TAIL_ROWS, NO_ROWS, SCORED_STEP, InputLayout, pad_scored
 from hiscore.prefill.interface import Runner, launch_all
@@ -54,7 +53,6 @@ class CudaRunner(Runner):
         pools: Pools | None = None,
         paged_attention: FlashInferAttention | None = None,
         in_slices: bool = False,
-        measure_products: bool = False,
     ) -> None:
         """Allocate a KV pool, if there is none, and capture graphs. For the arguments see `make_runner`."""
         a = decoder.architecture
@@ -62,10 +60,8 @@ class CudaRunner(Runner):
         self._device = decoder.device
         properties = torch.cuda.get_device_properties(self._device)
         self._row_counts = capture_sizes(max_rows)
-        multiprocessors = hopper_sm_count() if measure_products else 0
-        products = LibraryProducts.measure(decoder.weights.layers, self._row_counts, multiprocessors)
         sizes = (a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
-        self._ops = decoder.over_ranks(TritonOps(*sizes, library_products=products))
+        self._ops = decoder.over_ranks(TritonOps(*sizes))
         self._pools = Pools(decoder.new_pool(slots)) if pools is None else pools
         self.pool, self._by_layer = self._pools.shared, self._pools.by_layer(a.layers)
         self._attention = TritonAttention(

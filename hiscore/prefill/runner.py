@@ -78,7 +78,6 @@ def make_runner(
     pools: Pools | None = None,
     paged_attention: "FlashInferAttention | None" = None,
     in_slices: bool = False,
-    measure_products: bool = False,
 ) -> Runner:
     """The runner for a decoder's device.
 
@@ -89,10 +88,9 @@ def make_runner(
         pools: Memory to use instead.
         paged_attention: Attention to use instead, on a GPU, if all keys and values are in pages of that pool.
         in_slices: Launch forwards of many rows in slices, on a GPU that has the whole decoder.
-        measure_products: Time cuBLASLt's kernels and choose among them; needs `device.fix_product_sums`.
     """
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner
 
-        return CudaRunner(decoder, slots, max_rows, pools, paged_attention, in_slices, measure_products)
+        return CudaRunner(decoder, slots, max_rows, pools, paged_attention, in_slices)
     return TorchRunner(decoder, slots, pools)

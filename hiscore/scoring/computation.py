@@ -177,7 +177,7 @@ def finish(rank: Rank, slots: int, budget: int) -> Computation:
     """Allocate the KV pool and, on CUDA, capture graphs, in which ranks exchange what they compute."""
     decoder: Decoder = rank.held.pop("decoder")
     in_slices = launches_in_slices(rank, decoder.architecture)
-    runner = make_runner(decoder, slots, budget, in_slices=in_slices, measure_products=True)
+    runner = make_runner(decoder, slots, budget, in_slices=in_slices)
     if decoder.device.type == "cuda":
         from hiscore.layers.pair_products_triton import compile_for
 

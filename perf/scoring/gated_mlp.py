@@ -12,11 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hiscore.graph_timer import in_turns
 from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.prefill.row_counts import capture_sizes
 from perf.machine.facts import process_facts
+from perf.machine.graph_timer import in_turns
 from perf.script import arguments, by_comma, write_json
 
 # Hidden size and intermediate size.

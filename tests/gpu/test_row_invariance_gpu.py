@@ -9,7 +9,6 @@ import torch
 
 from hiscore import device
 from hiscore.layers import weights
-from hiscore.layers.library_products import LibraryProducts
 from hiscore.layers.products import linear
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
@@ -40,7 +39,6 @@ def split_for_few_rows(
 
 
 def take_split_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LibraryProducts, "multiply", lambda *_: None)
     monkeypatch.setattr(weights, "linear", split_for_few_rows)
 
 

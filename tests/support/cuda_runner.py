@@ -72,7 +72,7 @@ def use_cuda_runner(
 def launch_on_cpu(monkeypatch: pytest.MonkeyPatch, around: Around = nullcontext) -> None:
     """Let `CudaRunner` compute on the CPU. For the arguments see `use_cuda_runner`."""
     monkeypatch.setattr(cuda_runner, "GraphCapture", lambda device: Capture(around))
-    monkeypatch.setattr(cuda_runner, "TritonOps", lambda *sizes, library_products: TorchOps(*sizes))
+    monkeypatch.setattr(cuda_runner, "TritonOps", TorchOps)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     properties = SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
