@@ -16,7 +16,7 @@ SERVER_WORKERS = $(or $(shell awk -v cores=$$(nproc) '/^MemAvailable/ { n = int(
 PARALLEL_SERVERS = -n $(SERVER_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve doctor check test test-gpu image-test soak bench bench-gpu lint format docs audit clean
+.PHONY: help install demo serve doctor check test test-all test-gpu image-test soak bench bench-gpu lint format docs audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -45,12 +45,17 @@ serve: $(INSTALLED) ## Run the server in the foreground (settings: docs/settings
 doctor: $(INSTALLED) ## Print what a bug report needs: versions, devices, limits, shared memory, ports
 	@$(BIN)/python -m hiscore.launcher.doctor
 
-check: lint ## What to run before every commit: lint, then the fast unit tests, in parallel
-	@$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" tests/unit tests/client
+# Three tiers, each with all that the one before it has (tests/README.md).
+check: lint ## What to run before every commit: lint, then the fast unit tests, in parallel (2 minutes on 2 cores)
+	@$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not exhaustive" tests/unit tests/client
 
-test: lint $(CLIENTS)/.installed ## Lint, then run every test that needs no GPU
-	@$(BIN)/python -m pytest -q $(PARALLEL) tests/unit tests/client
-	@$(BIN)/python -m pytest -q $(PARALLEL_SERVERS) tests/server
+test: lint $(CLIENTS)/.installed ## Lint, all unit tests but full matrices, the main paths of a real server (10 minutes)
+	@$(BIN)/python -m pytest -q $(PARALLEL) -m "not exhaustive" tests/unit tests/client
+	@$(BIN)/python -m pytest -q $(PARALLEL_SERVERS) -m "not exhaustive" tests/server
+
+test-all: test ## make test, then every other test that needs no GPU (35 minutes)
+	@$(BIN)/python -m pytest -q $(PARALLEL) -m exhaustive tests/unit tests/client
+	@$(BIN)/python -m pytest -q $(PARALLEL_SERVERS) -m exhaustive tests/server
 
 # Most of their time is compiling, so several processes share the GPU (nine were measured on one of 80 GB); some tests
 # need all of its memory, lose it, or need two.

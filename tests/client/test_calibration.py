@@ -24,6 +24,7 @@ def drawn(temperature: float, count: int = 8_000, options: int = 4) -> list[Outc
     return outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_the_temperature_that_made_the_answers_is_found(temperature: float) -> None:
     outcomes = drawn(temperature)
@@ -42,6 +43,7 @@ def test_questions_with_fewer_options_than_others_count_by_their_own() -> None:
         assert log_loss(outcomes, fitted) < log_loss(outcomes, other)
 
 
+@pytest.mark.slow
 def test_control_answers_that_are_too_sure_have_an_error() -> None:
     assert reliability(drawn(3.0)).error > 0.15
 

@@ -20,6 +20,7 @@ def test_without_any_of_it_there_is_no_tls() -> None:
     assert from_environment({"HISCORE_TLS": "0", "HISCORE_TLS_CA": ""}) is None
 
 
+@pytest.mark.slow
 def test_each_of_them_means_tls(own: Certificate) -> None:
     ca, cert, key = str(own.cert), str(own.cert), str(own.key)
     for environment in (

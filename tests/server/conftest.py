@@ -1,4 +1,4 @@
-"""Servers shared by all tests of a session; at its end, none of their processes or files may be left."""
+"""Servers shared by all tests of a session; none of their processes or files may be left when they stop."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,34 +62,80 @@ def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizers.save(tokenizer, directory)
 
 
+class Servers:
+    """Servers by checkpoint and settings: three stay alive, but for a module that uses more at once."""
+
+    ALIVE = 3
+
+    def __init__(self, logs: Path) -> None:
+        self._logs, self._starts = logs, 0
+        self._running: dict[tuple[object, ...], Server] = {}  # the one used last comes last
+        self._in_use: set[tuple[object, ...]] = set()
+
+    def __call__(self, checkpoint: Path, **settings: Any) -> Server:
+        """Return the running server with this checkpoint and these settings, or start it on free ports."""
+        key = (checkpoint, *sorted(settings.items()))
+        if key in self._running and key not in self._in_use and self._running[key].fault():
+            self._stop(key)
+        if key in self._running:
+            server = self._running.pop(key)
+        else:
+            self._stop_unused(self.ALIVE - 1)
+            chosen = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "device": "cpu", **settings}
+            self._starts += 1
+            server = Server(
+                ServeSettings(model=str(checkpoint), **chosen), self._logs / f"{self._starts}.log"
+            )
+            server.start()
+        self._running[key] = server
+        self._in_use.add(key)
+        return server
+
+    def end_of_module(self) -> None:
+        """Stop all but the servers used last."""
+        self._in_use.clear()
+        self._stop_unused(self.ALIVE)
+
+    def stop(self) -> None:
+        """Stop every server."""
+        self._in_use.clear()
+        self._stop_unused(0)
+
+    def _stop_unused(self, left: int) -> None:
+        unused = [key for key in self._running if key not in self._in_use]
+        self._stop(*unused[: max(0, len(self._running) - left)])
+
+    def _stop(self, *keys: tuple[object, ...]) -> None:
+        stopped = [self._running.pop(key) for key in keys]
+        names = [server.name for server in stopped]
+        for server in stopped:
+            server.stop()
+        assert [entry for name in names for entry in leftovers(name)] == []
+
+
 @contextmanager
 def servers(logs: Path) -> Iterator[StartServer]:
     """Servers that are stopped at the end of the context, and must leave nothing behind."""
-    running: dict[tuple[object, ...], Server] = {}
-
-    def start(checkpoint: Path, **settings: Any) -> Server:
-        key = (checkpoint, *sorted(settings.items()))
-        if key not in running:
-            chosen = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "device": "cpu", **settings}
-            server = Server(ServeSettings(model=str(checkpoint), **chosen), logs / f"{len(running)}.log")
-            server.start()
-            running[key] = server
-        return running[key]
-
+    started = Servers(logs)
     try:
-        yield start
+        yield started
     finally:
-        names = {server.name: server for server in running.values()}
-        for server in running.values():
-            server.stop()
-    assert [entry for name in names for entry in leftovers(name)] == []
+        started.stop()
+
+
+@pytest.fixture(scope="session")
+def kept_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """The servers of all modules."""
+    kept = Servers(tmp_path_factory.mktemp("logs"))
+    yield kept
+    kept.stop()
 
 
 @pytest.fixture(scope="module")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """For servers of one module: a session has too many to keep them all in memory."""
-    with servers(tmp_path_factory.mktemp("logs")) as start:
-        yield start
+def start_server(kept_servers: Servers) -> Iterator[StartServer]:
+    """Servers that run at least until the module ends."""
+    yield kept_servers
+    kept_servers.end_of_module()
 
 
 @pytest.fixture(scope="module")
@@ -98,33 +144,26 @@ def holdable(tmp_path_factory: pytest.TempPathFactory) -> Holdable:
     return Holdable.make(tmp_path_factory.mktemp("holdable"))
 
 
-@pytest.fixture(scope="session")
-def start_shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """For servers of many modules."""
-    with servers(tmp_path_factory.mktemp("shared-logs")) as start:
-        yield start
-
-
-@pytest.fixture(scope="session")
-def server(start_shared_server: StartServer, smollm: Path) -> Server:
+@pytest.fixture(scope="module")
+def server(start_server: StartServer, smollm: Path) -> Server:
     """The default model behind a real tritonserver."""
-    return start_shared_server(smollm)
+    return start_server(smollm)
 
 
-@pytest.fixture(scope="session")
-def lm(start_shared_server: StartServer, tiny_lm: Path) -> Server:
+@pytest.fixture(scope="module")
+def lm(start_server: StartServer, tiny_lm: Path) -> Server:
     """The small random causal LM with all models, and a lower limit on the tokens of a call."""
-    return start_shared_server(tiny_lm, query_cache_bytes=2**24, max_call_tokens=50_000)
+    return start_server(tiny_lm, query_cache_bytes=2**24, max_call_tokens=50_000)
 
 
-@pytest.fixture(scope="session")
-def abused(start_shared_server: StartServer, tiny_lm: Path) -> Server:
+@pytest.fixture(scope="module")
+def abused(start_server: StartServer, tiny_lm: Path) -> Server:
     """A server for malicious callers: batches of one call, small pools, a short drain.
 
     In a batch of several calls, Triton's Python backend answers all of them with the error of one whose text is
     shorter than its tensor says. Triton leaks a stream that is cancelled just as it ends, which delays its stop.
     """
-    return start_shared_server(
+    return start_server(
         tiny_lm,
         max_batch_calls=1,
         max_queue=256,

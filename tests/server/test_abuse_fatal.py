@@ -16,7 +16,7 @@ from tests.server.raw_http import exchange, leak
 from tests.server.test_abuse_http import binary, ids
 from tests.server.test_watchdog import Watched, watched
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 FATAL = {
     "a shape without end": ids([1, 2**62], data=[1]),

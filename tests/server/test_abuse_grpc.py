@@ -21,7 +21,7 @@ from tests.server.generation import over_grpc
 from tests.server.raw_http import leak
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 # INTERNAL is how Triton calls some of what it refuses itself; ours would be a fault, and its message says so.
 REFUSALS = {"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "INTERNAL"}

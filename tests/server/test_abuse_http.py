@@ -20,7 +20,7 @@ from tests.server.beside import Beside, good_calls_beside
 from tests.server.generation import over_http
 from tests.server.raw_http import chunked, exchange, infer, leak, post, tensor
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 SCORER, SCORE = "/v2/models/scorer/infer", "/v2/models/score/infer"
 GENERATE, DECODE = "/v2/models/score/generate", "/v2/models/decode/generate_stream"

@@ -27,7 +27,7 @@ from tests.support.comparison import check, truth_of
 from tests.support.processes import alive
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 LABELS = [9230, 2838]  # " Yes" and " No"
 QUERY, DOCUMENTS = "What is a fruit?", ["An apple is a fruit.", "A hammer drives nails.", "", "苹果是水果。"]

@@ -22,7 +22,7 @@ from hiscore_client import ScoreClient
 from tests.support.processes import alive
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = [5, 6]

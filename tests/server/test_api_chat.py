@@ -31,7 +31,7 @@ from tests.support.client_environment import ask
 from tests.support.comparison import truth_of
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PROMPT = "The capital of France is"

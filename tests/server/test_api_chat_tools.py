@@ -14,7 +14,7 @@ from tests.server.conftest import StartServer
 from tests.server.sse import all_events
 from tests.support import chat_templates, tiny_models, tiny_tokenizers
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Is it a fruit?"}]

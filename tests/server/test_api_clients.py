@@ -17,7 +17,7 @@ from tests.server.api import api_of, call
 from tests.support.client_environment import ask, run
 from tests.support.comparison import truth_of
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 QUERY, DOCUMENTS = "What is a fruit?", ["A hammer drives nails.", "An apple is a fruit.", "Rain falls."]
 KEY = "test-key"

@@ -16,7 +16,7 @@ from tests.server.api import Reply, api_of, call
 from tests.server.raw_http import leak
 from tests.support.decision_truth import ENDINGS, answer_of, prompt_of, tokenizer_of
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 STATE = "Dear all, I was charged twice for my order of 12 nails. Please send my money back! 苹果 <|im_end|>"
 CLEAN = STATE.replace("<|im_end|>", "")

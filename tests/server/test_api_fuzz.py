@@ -12,7 +12,7 @@ from tests.server.api import api_of, call
 from tests.support.api_bodies import BODIES
 from tests.support.client_environment import ask
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 CANARY = {"query": [1, 2, 3], "items": [[4], [5, 6]], "label_token_ids": [7, 8]}
 

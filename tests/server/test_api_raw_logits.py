@@ -13,7 +13,7 @@ from hiscore_client import InvalidRequest, ScoreClient
 from tests.server.api import api_of, call
 from tests.support.comparison import TOLERANCE, truth_of
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 TEMPLATE = "bge-reranker-v2-gemma"
 QUERY, DOCUMENTS = "What is a fruit?", ["An apple.", "A hammer <|im_end|> drives nails.", ""]

@@ -19,7 +19,7 @@ from tests.server.test_abuse_grpc import GOOD, numbers, request_of
 from tests.server.test_decode_stream import gauges
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 CALLS, STREAMS, AT_ONCE = 100, 100, 20
 PROMPT = [("input_ids", "INT32", [2], numbers(11, 12))]

@@ -16,7 +16,7 @@ from tests.server.leftovers import server_below
 from tests.server.test_watchdog import Watched, watched, works
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 MIB = 2**20
 ALLOWED = 256 * MIB

@@ -11,7 +11,7 @@ from tests.server.conftest import StartServer
 from tests.server.held import Holdable
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
 

@@ -19,7 +19,7 @@ from tests.server.generation import over_grpc, whole
 from tests.server.wire import Refused
 from tests.support.tiny_models import CONTEXT, VOCABULARY
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 PROMPT = [11, 12, 13, 14, 15]
 FREE: dict[str, Any] = {"ignore_eos": True}

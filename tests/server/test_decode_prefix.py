@@ -12,7 +12,7 @@ from tests.server.counters import settled
 from tests.server.generation import whole
 from tests.support.tiny_models import CONTEXT
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 BLOCK = 32
 TURNS, QUESTION, ANSWER = 10, 200, 60

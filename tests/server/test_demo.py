@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.leftovers import processes
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 DEMO = Path(__file__).parents[2] / "client" / "examples" / "demo.py"
 REVIEWS: tuple[str, ...] = runpy.run_path(str(DEMO))["REVIEWS"]

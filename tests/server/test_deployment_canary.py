@@ -18,7 +18,7 @@ from tests.server.conftest import StartServer
 from tests.support.deployment import DOCKER
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 SCORING = "score, tokenizer, scorer"
 

@@ -33,6 +33,7 @@ time.sleep(60)
 
 
 @pytest.mark.server
+@pytest.mark.exhaustive
 def test_an_error_of_the_device_ends_the_process(tiny_lm: Path, tmp_path: Path) -> None:
     fault = "raise RuntimeError('Triton Error [CUDA]: an illegal memory access was encountered')"
     check_that_the_process_ends_and_is_seen(fault, "cpu", tiny_lm, tmp_path)

@@ -12,7 +12,7 @@ from hiscore.launcher.api import Api
 from tests.server.api import api_of
 from tests.support.client_environment import ROOT, run
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 BLOCK = re.compile(r"^```(bash|sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "docs/api.md", *sorted((ROOT / "docs/api").glob("*.md"))]

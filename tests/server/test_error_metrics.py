@@ -10,7 +10,7 @@ from hiscore_client import InvalidRequest, ScoreClient
 from perf.loadgen.exports import page
 from tests.server.counters import settled
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 REFUSED = 7
 ANSWERED = 3

@@ -7,7 +7,7 @@ import pytest
 from tests.server.test_launcher_signals import LAUNCHER, launched
 from tests.server.test_watchdog import hanging_repository
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 # Added to the models' own model.py: the first process of all stands still once, for longer than Triton waits for a
 # sign of life. It has read by then what it is to load.

@@ -21,7 +21,7 @@ from tests.server.generation import Response, grpc_stream, over_grpc
 from tests.support.decoding import checkpoint
 from tests.support.timeouts import wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 SMALL = 12
 LONG = {"max_tokens": 30_000, "ignore_eos": True}

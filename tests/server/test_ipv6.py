@@ -14,7 +14,7 @@ from tests.server.leftovers import leftovers, server_below
 from tests.server.test_launcher_signals import LAUNCHER, launched
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 # Triton's own HTTP and metrics answer IPv6 alone.
 DUAL = {"gRPC", "health", "API"}

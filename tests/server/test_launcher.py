@@ -19,6 +19,7 @@ from hiscore.settings import ServeSettings
 from tests.server.conftest import StartServer
 from tests.server.leftovers import leftovers, processes
 from tests.support.processes import alive
+from tests.support.tiers import first_of
 from tests.support.timeouts import wait_until
 
 pytestmark = pytest.mark.server
@@ -33,7 +34,7 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_starts_and_stops_leave_nothing(tiny_llama: Path, tmp_path: Path) -> None:
     for _ in range(3):
         with Server(settings(tiny_llama), tmp_path / "server.log") as server:
@@ -56,7 +57,7 @@ def test_models_that_cannot_be_served_are_left_out(
     assert "tokenizer.json" in server.left_out["tokenizer"]
 
 
-@pytest.mark.parametrize("which", ["http", "grpc", "metrics"])
+@pytest.mark.parametrize("which", first_of("http", "grpc", "metrics"))
 def test_a_taken_port_is_named(tiny_llama: Path, tmp_path: Path, which: str) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -67,6 +68,7 @@ def test_a_taken_port_is_named(tiny_llama: Path, tmp_path: Path, which: str) -> 
             server.start()
 
 
+@pytest.mark.exhaustive
 def test_a_free_port_that_gets_taken_is_chosen_anew(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +123,7 @@ def test_a_model_that_does_not_load_gives_its_reason(tiny_llama: Path, tmp_path:
     assert children() <= before
 
 
-@pytest.mark.parametrize("crashes", [2, 3])
+@pytest.mark.parametrize("crashes", first_of(2, 3))
 def test_crashes_of_triton_itself_at_the_start_get_further_tries(
     crashes: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

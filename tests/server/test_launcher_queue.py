@@ -21,7 +21,7 @@ from tests.server.counters import counted
 from tests.server.held import Holdable
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 QUEUE = 5
 ITEMS = 10

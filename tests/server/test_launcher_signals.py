@@ -28,7 +28,7 @@ from tests.server.leftovers import leftovers, server_below, wait_gone
 from tests.support.processes import start_heeding_sigint
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 ROOT = Path(__file__).resolve().parents[2]
 # -o: an installed environment is not looked at again, so that the test cannot change it.
@@ -119,7 +119,6 @@ def test_a_signal_drains_then_stops_everything(
         assert code == (-signum if command is MAKE else 0)
 
 
-@pytest.mark.slow
 def test_calls_that_take_longer_than_a_drain_may_fail(tiny_llama: Path, tmp_path: Path) -> None:
     with draining(LAUNCHER, signal.SIGTERM, tiny_llama, tmp_path, DRAIN_TIMEOUT_S="1") as (
         process, calls, _, name,

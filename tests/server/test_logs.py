@@ -18,7 +18,7 @@ from hiscore_client import InvalidRequest, ScoreClient
 from tests.server.conftest import StartServer
 from tests.server.wire import post
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 QUERY, ITEM = "a query that nobody else sees", "an item of its own"
 LABEL, STOP = "a label that only this call has", "[an end that is no JSON"

@@ -9,7 +9,7 @@ from hiscore.launcher import LaunchError, Server
 from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 
 def test_scorer_and_decode_plan_together_and_share_their_weights(start_server, tiny_lm: Path) -> None:

@@ -34,7 +34,7 @@ from tests.server.held import Holdable
 from tests.support.comparison import INVARIANCE
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = (" Yes", " No")
 OPTIONS = ["--id-column", "key", "--rows-per-shard", "5", "--workers", "2", "--in-flight", "4", "--softmax"]

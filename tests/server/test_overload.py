@@ -18,7 +18,7 @@ from tests.server.counters import read
 from tests.server.held import Holdable
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 ITEMS = 30  # with its query a call of busy.py has 1,890 tokens then
 TOKENS = 390 + 50 * ITEMS

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from hiscore.launcher import Server
 from hiscore_client import ChunkLimits, InvalidRequest, ScoreClient
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 QUERY, ITEMS = "Which is it? ", ["an apple", "a hammer", "12 nails"]
 IDS = [[7, 402, 31], [402, 8], [9, 10, 11, 12]]

@@ -20,7 +20,7 @@ from perf.loadgen.window import WrongScores
 from tests.server.counters import counted
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 PERF = Path(__file__).resolve().parents[2] / "perf"
 REQUESTS = 40
@@ -63,7 +63,6 @@ def drive(command: list[str], server: Server, model: str, report: Path, *more: s
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["score", "scorer"])
 def test_it_drives_the_model(model: str, perf_analyzer: list[str], lm: Server, tmp_path: Path) -> None:
     with counted(lm, {(model, "nv_inference_request_success"): REQUESTS}) as risen:
@@ -80,7 +79,6 @@ def test_it_drives_the_model(model: str, perf_analyzer: list[str], lm: Server, t
     )
 
 
-@pytest.mark.slow
 def test_control_a_refused_parameter_is_seen(perf_analyzer: list[str], lm: Server, tmp_path: Path) -> None:
     with (
         counted(lm, {("score", "nv_inference_request_failure"): 1}) as risen,
@@ -110,7 +108,6 @@ def analyzer(
     return Analyzer(lm.grpc_url, tmp_path / "log.txt", tmp_path / "exports")
 
 
-@pytest.mark.slow
 def test_its_streams_hold_the_tokens_that_decode_gives(
     analyzer: Analyzer, lm: Server, tmp_path: Path
 ) -> None:
@@ -140,7 +137,6 @@ def test_its_streams_hold_the_tokens_that_decode_gives(
         first.agreement("pool", shifted.read(analyzer.closed_loop("", prompts.target, 3, 12)), 9)
 
 
-@pytest.mark.slow
 def test_its_scores_by_text_are_those_of_the_client(analyzer: Analyzer, lm: Server) -> None:
     # In the export a text follows its length in bytes: from 128 on these are not UTF-8.
     texts = [(f"{number}: one two three" * 9, [" four", " five six" * 20, ""]) for number in range(8)]

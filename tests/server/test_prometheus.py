@@ -32,7 +32,7 @@ from tests.support.deployment import (
 )
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 SERVICE = "server:8002"
 LAUNCHER = "server:8003"

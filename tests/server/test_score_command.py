@@ -12,7 +12,7 @@ from tests.server.wire import score_texts
 from tests.support.comparison import INVARIANCE
 from tests.support.timeouts import TIMEOUT_S
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [" Yes", " No"]
 OPTIONS = ["--label", " Yes", "--label", " No", "--softmax"]

@@ -17,7 +17,7 @@ from tests.support.comparison import check
 from tests.support.pair_truth import PairTruth
 from tests.support.strategies import Tokens
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 truth_of = cache(PairTruth)
 

@@ -24,7 +24,7 @@ from tests.support.comparison import INVARIANCE, check, truth_of
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiny_models import FAMILIES, FIRST, VOCABULARY, make
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
 BUDGET = 64

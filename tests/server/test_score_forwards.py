@@ -15,7 +15,7 @@ from tests.support.comparison import INVARIANCE
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
 FORWARDS = "scorer", "hiscore_forwards_total"

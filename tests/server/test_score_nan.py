@@ -13,7 +13,7 @@ from tests.support import tiny_models
 from tests.support.comparison import check, truth_of
 from tests.support.strategies import Tokens
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 POISON = 123
 LABELS = [5, 77, 401]

@@ -45,7 +45,6 @@ def truth(
     return truth_of(checkpoint).scores([], whole, labels, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_real_model_scores_texts_as_transformers_does(case: str, server: Server, smollm: Path) -> None:
     query, items, item_first = CASES[case]
@@ -68,7 +67,6 @@ def test_cases_merge_over_the_boundary(smollm: Path) -> None:
         assert any(whole != parts for whole, parts in joined), case
 
 
-@pytest.mark.slow
 def test_the_real_models_labels_can_be_ids_and_softmax_is_over_them(server: Server, smollm: Path) -> None:
     query, items, _ = CASES["plain"]
     options = {"apply_softmax": True, "temperature": 0.5}
@@ -80,7 +78,6 @@ def test_the_real_models_labels_can_be_ids_and_softmax_is_over_them(server: Serv
     np.testing.assert_allclose(by_name.sum(axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_control_a_wrong_layout_fails_the_same_check(server: Server, smollm: Path) -> None:
     query, items, _ = CASES["plain"]
     labels = list(REAL.values())

@@ -14,7 +14,7 @@ from tests.support.comparison import check, truth_of
 from tests.support.quantised import SCHEMES
 from tests.support.strategies import random_tokens
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
 SERVED = ["fp8-block", "awq", "gptq-desc-act", "compressed-int4-zeros"]

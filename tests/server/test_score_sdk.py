@@ -22,7 +22,7 @@ from tests.support.strategies import random_tokens
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.tiny_models import VOCABULARY
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
 QUERY, ITEMS = "Is this a fruit? It is", [" an apple", "n't", "", " 19 hammers"]

@@ -13,7 +13,7 @@ from tests.support.comparison import INVARIANCE, check, truth_of
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
 

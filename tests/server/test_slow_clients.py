@@ -22,7 +22,7 @@ from tests.server.test_decode_stream import gauges
 from tests.server.wire import score_texts
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 TOKENS = 1_000
 STREAM = post(DECODE, json.dumps({"input_ids": [11, 12], "max_tokens": TOKENS, "ignore_eos": True}).encode())

@@ -27,7 +27,7 @@ from tests.support.strategies import random_tokens
 from tests.support.timeouts import TIMEOUT_S, wait_until
 from tests.support.tiny_models import VOCABULARY
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "0.5"))
 SAMPLE_S = 0.5

@@ -25,7 +25,7 @@ from tests.support.strategies import Tokens, random_tokens
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.tiny_models import VOCABULARY
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
 BUDGET = 64

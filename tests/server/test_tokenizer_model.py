@@ -15,7 +15,7 @@ from tests.server.counters import counted
 from tests.server.test_score_bad_input import SCORE, TEXTS, TYPED, check_refusal
 from tests.server.wire import WAYS, Refused
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
 ATTEMPTS = 20

@@ -18,7 +18,7 @@ from hiscore.settings import ServeSettings
 from hiscore_client import InvalidRequest, ScoreClient
 from tests.server.api import api_of, call
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HTTP_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -27,7 +27,7 @@ from tests.server.leftovers import leftovers, server_below
 from tests.server.test_launcher_signals import LAUNCHER, launched
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 MODELS = ("tokenizer", "scorer", "decode")
 CALLERS = 6
@@ -127,6 +127,7 @@ def test_a_killed_model_is_restored_and_every_call_under_way_gets_an_error(
             assert works(server.address)
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_model_is_restored(tiny_lm: Path, tmp_path: Path) -> None:
     """With the settings as they are; Triton says that the model is ready, and its calls fail."""
     with watched(tiny_lm, tmp_path / "log", MODELS="scorer") as server:
@@ -166,6 +167,7 @@ def hanging_repository(root: Path, flag: Path, hang: str = HANG) -> Path:
     return root
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path) -> None:
     """Its process is alive, Triton says that it is ready, and nothing is answered. All models hang at once."""
     flag = tmp_path / "hang"
@@ -196,6 +198,7 @@ def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path
         assert all(f"model {model} has missed a canary" in text for model in MODELS)
 
 
+@pytest.mark.exhaustive
 def test_a_busy_model_is_not_taken_for_a_hanging_one(tiny_llama: Path, tmp_path: Path) -> None:
     """Canaries would have to wait far too long, behind calls that come one after the other."""
     canary = {"CANARY_SECONDS": "1", "CANARY_TIMEOUT_S": "1", "CANARY_MISSES": "4", "MODELS": "scorer"}
@@ -210,6 +213,7 @@ def test_a_busy_model_is_not_taken_for_a_hanging_one(tiny_llama: Path, tmp_path:
         assert server.restarts() == 0
 
 
+@pytest.mark.exhaustive
 def test_it_gives_up_after_so_many_restarts(tiny_llama: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with launched(LAUNCHER, tiny_llama, log, MODELS="scorer", MAX_RESTARTS="1", HEALTH_PORT="0") as (
@@ -235,6 +239,7 @@ def started_again(launcher: int, old: int) -> bool:
         return False
 
 
+@pytest.mark.exhaustive
 def test_a_signal_during_a_restart_stops_everything(tiny_llama: Path, tmp_path: Path) -> None:
     with launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer") as (process, _):
         name, pid = server_below(process.pid)

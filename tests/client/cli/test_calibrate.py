@@ -96,6 +96,7 @@ def test_temperatures_are_fitted_and_reported(api: FakeApi, tmp_path: Path) -> N
     assert set(read_calibration(out)) == {"choice", "predicate", "score"}
 
 
+@pytest.mark.slow
 def test_the_reliability_is_drawn(api: FakeApi, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot = tmp_path / "plot.png"

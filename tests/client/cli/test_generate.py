@@ -127,6 +127,7 @@ def test_nobody_there_is_3_and_two_sources_of_prompts_are_2(
     assert run("generate", "a", "--file", "-", url=url).returncode == 2
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_text_as_it_comes(url: str, server: FaultyServer) -> None:
     server.stream.insert(1, until_cancelled)
     master, slave = pty.openpty()
@@ -152,12 +153,14 @@ def test_a_terminal_sees_text_as_it_comes(url: str, server: FaultyServer) -> Non
     assert server.cancelled == 1
 
 
+@pytest.mark.slow
 def test_a_model_cannot_drive_the_terminal(url: str, server: FaultyServer) -> None:
     server.stream = [([1], b"a\x1b[31mb\x07c\nd", b""), ([2], b"", b"stop")]
     shown, _ = on_terminal("generate", "q", url=url)
     assert shown.replace("\r\n", "\n") == "a\ufffd[31mb\ufffdc\nd\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_what_is_waited_for(url: str, server: FaultyServer) -> None:
     seen = threading.Event()
     server.stream = [when(seen.is_set), ([1], b"text", b"stop")]

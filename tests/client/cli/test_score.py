@@ -37,6 +37,7 @@ def expected(query: str, items: list[str]) -> list[list[float]]:
     ]
 
 
+@pytest.mark.slow
 def test_items_as_arguments_give_one_line_of_json(url: str) -> None:
     done = run_process("score", *QUESTION, "apple", "Hämmer", url=url)
     assert done.returncode == 0, done.stderr
@@ -56,6 +57,7 @@ def test_items_come_one_per_line_from_a_file_or_stdin(url: str, tmp_path: Path) 
         assert lines(done.stdout)[0]["scores"] == expected("fruit?", ["apple", "", "last"])
 
 
+@pytest.mark.slow
 def test_input_is_utf8_whatever_the_locale(url: str) -> None:
     done = run_process("score", *QUESTION, url=url, stdin="Hämmer 🍎".encode(), PYTHONIOENCODING="latin-1")
     assert lines(done.stdout)[0]["scores"] == expected("fruit?", ["Hämmer 🍎"])
@@ -97,6 +99,7 @@ def test_json_lines_keep_their_order_and_ids_while_many_are_in_flight(url: str, 
     assert 2 <= server.most_running <= 4
 
 
+@pytest.mark.slow
 def test_an_answer_is_written_before_the_input_ends(url: str) -> None:
     environment = {**os.environ, "HISCORE_URL": url}
     with subprocess.Popen(
@@ -255,6 +258,7 @@ def on_terminal(
     return shown.decode(), piped.decode()
 
 
+@pytest.mark.slow
 def test_people_get_a_table_with_texts_as_they_are(url: str) -> None:
     shown, _ = on_terminal("score", *QUESTION, "apple", "[bold]brackets[/nonsense]", url=url)
     (score, _) = expected("fruit?", ["apple"])[0]
@@ -270,6 +274,7 @@ def test_people_get_a_table_with_texts_as_they_are(url: str) -> None:
         assert text in shown
 
 
+@pytest.mark.slow
 def test_json_on_a_terminal_when_asked_for(url: str) -> None:
     as_json, _ = on_terminal("score", "--json", *QUESTION, "apple", url=url)
     assert json.loads(as_json)["scores"] == expected("fruit?", ["apple"])
@@ -305,6 +310,7 @@ def test_a_bar_appears_on_a_terminal_once_the_work_is_long(
     assert ("items" in err.file.getvalue()) == shown
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_command_says_how_to_get_it(url: str) -> None:
     script = "import sys; sys.modules['typer'] = None; from hiscore_client.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=TIMEOUT_S)
@@ -315,12 +321,14 @@ def test_without_the_extra_the_command_says_how_to_get_it(url: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_sdk_imports_nothing_of_the_command_lines() -> None:
     script = "import sys, hiscore_client; print(sorted({'rich', 'typer', 'hiscore'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=TIMEOUT_S, check=True)
     assert done.stdout.strip() == b"[]"
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
     server.faults.append(until_cancelled)
     environment = {**os.environ, "HISCORE_URL": url}
@@ -338,6 +346,7 @@ def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_packages_are_imported_is_quiet(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import sys, time\nprint('importing', flush=True)\ntime.sleep(60)\n")
     command = [sys.executable, "-c", "from hiscore_command import main; main()", "--version"]

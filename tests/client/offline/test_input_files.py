@@ -48,6 +48,7 @@ def expected(files: list[Rows]) -> list[tuple[int, Any, Any]]:
     return [(number, row["id"], ScoreRecord(row["query"], row["items"])) for number, row in enumerate(rows)]
 
 
+@pytest.mark.slow
 @given(FILES, PER_SHARD, BLANKS, st.booleans())
 def test_every_line_is_in_one_shard(files: list[Rows], per_shard: int, blanks: list[str], ends: bool) -> None:
     task = Task(id_column="id", rows_per_shard=per_shard)
@@ -66,6 +67,7 @@ def test_every_line_is_in_one_shard(files: list[Rows], per_shard: int, blanks: l
     assert all(1 <= shard.rows <= per_shard for shard in shards)
 
 
+@pytest.mark.slow
 @given(FILES, PER_SHARD, st.integers(1, 7))
 def test_every_row_of_parquet_is_in_one_shard(files: list[Rows], per_shard: int, group: int) -> None:
     task = Task(id_column="id", rows_per_shard=per_shard)

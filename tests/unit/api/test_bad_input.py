@@ -109,6 +109,7 @@ def test_what_its_headers_do_not_say_is_refused(client: TestClient, path: str, b
     assert client.put(path, json=body).status_code == 405
 
 
+@pytest.mark.slow
 @EACH_ROUTE
 def test_what_is_too_large_is_refused(client: TestClient, path: str, body: Any) -> None:
     large = json.dumps(with_text(body, lambda text: "a" * MAX_BODY)).encode()

@@ -87,6 +87,7 @@ def test_a_slow_body_and_a_caller_that_leaves() -> None:
     assert caught.value.status == CLIENT_CLOSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", COMPRESS)
 def test_a_bomb_is_not_unpacked(encoding: str) -> None:
     compress = COMPRESS[encoding]
@@ -167,6 +168,7 @@ def test_control_a_request_is_decoded() -> None:
     assert msgspec.to_builtins(decode(json.dumps(body).encode(), Outer)) == body
 
 
+@pytest.mark.slow
 def test_a_body_is_decoded_without_the_garbage_collector() -> None:
     body = b"[" + b",".join([b"[1]"] * 100_000) + b"]"
     collections = 0

@@ -45,6 +45,7 @@ def decide(models: FakeModels, questions: Sequence[Question], **options: Any) ->
     return asyncio.run(decider.decide(STATE, questions, "id", **options))
 
 
+@pytest.mark.slow
 def test_all_questions_are_one_call() -> None:
     models = FakeModels([[0.1, 0.3, 0.0], [0.05, 0.01, 0.04]])
     found = decide(models, [PREDICATE, QUESTION], calibrated=False)

@@ -36,6 +36,7 @@ asyncio.run(call(int(sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("of_the_caller", [None, ""])
 def test_answers_come_without_the_event_engine(of_the_caller: str | None) -> None:

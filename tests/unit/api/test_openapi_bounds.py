@@ -19,6 +19,7 @@ from hiscore.checkpoint import resolve
 from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.errors import RequestError
 from tests.support.api_bodies import BODIES, LABELS, MESSAGES
+from tests.support.tiers import first_of
 
 LOW = {"minimum", "exclusiveMinimum", "minItems", "minLength", "minProperties"}
 HIGH = {"maximum", "exclusiveMaximum", "maxItems", "maxLength", "maxProperties"}
@@ -230,7 +231,7 @@ def check_field(client: TestClient, route: str, at: str, sampling: Sampling) -> 
 FIELDS = [(route, at) for route, fields in CASES.items() for at in fields]
 
 
-@pytest.mark.parametrize(("route", "at"), FIELDS)
+@pytest.mark.parametrize(("route", "at"), first_of(*FIELDS, others=pytest.mark.slow))
 def test_a_bound_is_where_the_checks_have_it(client: TestClient, tmp_path: Path, route: str, at: str) -> None:
     check_field(client, route, at, Sampling(tmp_path))
 
@@ -241,6 +242,7 @@ def test_every_bound_is_tried(client: TestClient, route: str) -> None:
     assert client.get("/openapi.json").json()["paths"].keys() == CASES.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "at"),
     [

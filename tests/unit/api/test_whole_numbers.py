@@ -87,6 +87,7 @@ def asked(client: TestClient, models: FaultyServer, path: str, body: dict[str, A
     return answer, sorted(each.SerializeToString(deterministic=True) for each in models.requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body", "name"), SINGLE, ids=NAMES)
 def test_a_float_without_a_fraction_is_an_integer(
     client: TestClient, models: FaultyServer, path: str, body: dict[str, Any], name: str
@@ -99,6 +100,7 @@ def test_a_float_without_a_fraction_is_an_integer(
     jsonschema.validate(floats, {**schema, "components": description["components"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body", "name"), SINGLE, ids=NAMES)
 def test_nothing_else_is(
     client: TestClient, models: FaultyServer, path: str, body: dict[str, Any], name: str

@@ -21,12 +21,13 @@ from tests.support.dense import dense_attention
 from tests.support.fixed_sums import fix_sums
 from tests.support.layers import DEVICE, random
 from tests.support.strategies import Tokens, random_tokens
+from tests.support.tiers import first_of
 from tests.support.tiles import prepare, squeeze_columns
 from tests.unit.attention.test_packed_torch import CALLS
 
 
-@pytest.mark.parametrize("budget", [1_000, 37])
-@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("budget", first_of(37, 1_000, others=pytest.mark.slow))
+@pytest.mark.parametrize("window", first_of(6, None, others=pytest.mark.slow))
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "soft_cap", "with_sinks"),
     [
@@ -133,6 +134,7 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
 SHORT = [1, 2, 3, 5, 8, 13, 16, 17, 31, 33]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
@@ -176,6 +178,7 @@ def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
     torch.testing.assert_close(unaligned, one_by_one, atol=close, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_kernel", [True, False])
 @pytest.mark.parametrize("window", [1, 24, 50])
 def test_nothing_before_a_window_is_read(window: int, by_kernel: bool) -> None:

@@ -37,12 +37,14 @@ def generate(model: Any, tokenizer: Any, inputs: Any, tokens: int) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_it_completes(model: Any, tokenizer: Any) -> None:
     assert (
         generate(model, tokenizer, tokenizer("The capital of France is", return_tensors="pt"), 1) == " Paris"
     )
 
 
+@pytest.mark.slow
 def test_it_answers_and_stops(model: Any, tokenizer: Any) -> None:
     inputs = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}],
@@ -53,6 +55,7 @@ def test_it_answers_and_stops(model: Any, tokenizer: Any) -> None:
     assert generate(model, tokenizer, inputs, 40) == "The capital of France is Paris.<|im_end|>"
 
 
+@pytest.mark.slow
 def test_perplexity_and_its_control(model: Any, tokenizer: Any) -> None:
     # Measured 8.2. Small models read plain expository English at about 10; the control measures 32.
     assert perplexity(model, tokenizer) < 12

@@ -111,6 +111,7 @@ FRAGMENTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(text=st.lists(FRAGMENTS, max_size=20).map("".join))
 def test_any_text(text: str, tokenizer: Any, reference: Reference) -> None:

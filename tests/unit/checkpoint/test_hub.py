@@ -86,6 +86,7 @@ def resolve(model: str, endpoint: str, home: Path) -> subprocess.CompletedProces
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_only_weights_and_tokenizer_are_fetched(tmp_path: Path) -> None:
     with hub(FILES) as (endpoint, fetched):
         done = resolve("org/name", endpoint, tmp_path)
@@ -99,6 +100,7 @@ def test_only_weights_and_tokenizer_are_fetched(tmp_path: Path) -> None:
     assert offline.stdout == done.stdout, "what was fetched once is there without a hub"
 
 
+@pytest.mark.slow
 def test_a_repository_with_pickle_alone_is_refused(tmp_path: Path) -> None:
     with hub({"config.json": b"{}", "pytorch_model.bin": b"pickle"}) as (endpoint, fetched):
         done = resolve("org/name", endpoint, tmp_path)
@@ -115,6 +117,7 @@ def nobody() -> Iterator[str]:
         yield f"http://127.0.0.1:{holder.getsockname()[1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", ["RepositoryNotFoundError", ""], ids=["no repository", "no hub"])
 def test_no_repository_or_no_hub(reason: str, nobody: str, tmp_path: Path) -> None:
     with hub(FILES) as (address, _):

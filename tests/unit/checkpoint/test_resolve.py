@@ -104,6 +104,7 @@ def test_a_file_is_not_a_directory(checkpoint: Path) -> None:
         resolve(str(checkpoint / "config.json"))
 
 
+@pytest.mark.slow
 def test_resolving_what_is_there_imports_nothing_heavy(checkpoint: Path) -> None:
     cache = checkpoint.parent / "cache"
     cache.mkdir()
@@ -125,6 +126,7 @@ def test_resolving_what_is_there_imports_nothing_heavy(checkpoint: Path) -> None
     assert done.stdout.splitlines() == [str(cache / CACHE_NAME)] * 2 + ["[]"]
 
 
+@pytest.mark.slow
 def test_command_line(checkpoint: Path) -> None:
     command = [sys.executable, "-m", "hiscore.checkpoint"]
     good = subprocess.run([*command, str(checkpoint)], capture_output=True, text=True)

@@ -25,6 +25,7 @@ from hiscore.decoding.window_pool import WindowPool
 from hiscore.decoding.windows import Windows
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, preempt_after
+from tests.support.tiers import first_of
 from tests.support.timeouts import TIMEOUT_S
 
 
@@ -230,6 +231,7 @@ def join_and_leave(
             assert_as_alone(callers, name, wanted)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @ARRIVALS
 def test_join_and_leave_at_every_step_changes_no_sequence(**arrivals: Any) -> None:
@@ -243,7 +245,7 @@ def test_many_arrivals_change_no_sequence(**arrivals: Any) -> None:
     join_and_leave(**arrivals)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_of(*KINDS, others=pytest.mark.slow))
 def test_200_sequences_share_pools_for_20(kind: dict[str, Any]) -> None:
     pools = CacheConfig(
         page_size=4, lru_pages=4, ring_pages=2, host_pages=5000, device_pages=120, staging_pages=16,
@@ -459,6 +461,7 @@ def test_calls_that_arrive_during_a_launch_count_against_the_queue(arrivals: int
     assert len(accepted) == 4 + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counted", [True, False])
 def test_preempted_sequences_keep_places_in_the_queue(counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ask to be next. The control: not counted, as many are preempted as are ever accepted."""

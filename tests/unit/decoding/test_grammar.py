@@ -167,6 +167,7 @@ def test_a_bad_grammar_is_refused_by_name(tokenizer: TextTokenizer, given: dict[
     assert len(refused.value.message) < 300
 
 
+@pytest.mark.slow
 def test_a_grammar_has_a_limit_of_its_size(tokenizer: TextTokenizer) -> None:
     many = json.dumps({"type": "object", "properties": {f"p{n}": {"type": "number"} for n in range(100)}})
     assert compiler(tokenizer).compile(SamplingParams(json_schema=many))

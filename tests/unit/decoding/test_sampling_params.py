@@ -209,6 +209,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from(list(SamplingParams.__dataclass_fields__)), JSON | JSON.map(json.dumps))
 )

@@ -226,6 +226,7 @@ def test_room_that_is_kept_in_vain_is_lent_to_small_ones(
     drive.until(large, Status.FINISHED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("always", [False, True])
 def test_what_is_lent_comes_back_when_it_is_of_use(always: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """always: the control, small ones that come at every step have it for ever."""

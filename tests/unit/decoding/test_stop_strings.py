@@ -58,6 +58,7 @@ def is_right(search: Search, stops: Sequence[str], pieces: Sequence[str]) -> boo
     return not found and early and "".join(sent) == text
 
 
+@pytest.mark.slow
 @settings(max_examples=1000)
 @example(["aabb", "ab"], ["aab"])
 @example(["aaabb", "ba"], ["aaaba"])

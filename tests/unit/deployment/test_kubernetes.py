@@ -262,6 +262,7 @@ def test_prometheus_picks_up_what_is_for_it() -> None:
     assert monitor["metadata"]["labels"]["release"] == rule["metadata"]["labels"]["release"]
 
 
+@pytest.mark.slow
 def test_startup_probe_waits_longer_than_the_launcher(tmp_path: Path) -> None:
     """By one number: change READY_TIMEOUT_S alone, and the probe follows."""
     copy = shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
@@ -284,6 +285,7 @@ def test_images_are_named_by_digest() -> None:
         assert re.fullmatch(r"sha256:[0-9a-f]{64}", image["digest"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_components_fit_an_overlay(overlay: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(KUBERNETES, tmp_path / "kubernetes") / "overlays" / overlay.name

@@ -68,6 +68,7 @@ def cut(forward: Forward, rows_per_tile: int, scored: np.ndarray = NO_ROWS) -> t
     return found[0], found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_per_tile", [1, 9, 21, 32, 64])
 def test_a_tile_reads_each_key_that_its_rows_see_once_and_no_other(rows_per_tile: int) -> None:
     rng = np.random.default_rng(rows_per_tile)
@@ -94,6 +95,7 @@ def test_a_tile_reads_each_key_that_its_rows_see_once_and_no_other(rows_per_tile
                 assert begin % width == 0, "a slot is at a multiple of its width"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "blocks"),
     [
@@ -139,6 +141,7 @@ def width(keys: int) -> int:
     return 1 << (keys - 1).bit_length() if keys <= BLOCK else -(-keys // BLOCK) * BLOCK
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     st.lists(tokens(vocabulary=9, longest=90, most=6), min_size=1, max_size=4),
@@ -188,6 +191,7 @@ def test_a_segment_may_need_more_columns_than_its_last_tile_has() -> None:
         assert not any(rows for rows, *_ in last_layer)
 
 
+@pytest.mark.slow
 def test_every_row_to_read_is_found_beyond_the_first_that_are_compared() -> None:
     forward = packed([(150, [1, 2] * 150)])
     scored = pad_scored(forward.scored_rows)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.kernels.conftest import CACHED, digest
+
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +48,6 @@ def compiled_kernels() -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
 def test_every_kernel_that_is_launched_compiles(compiled_kernels: list[dict[str, Any]]) -> None:
     sources = [path.read_text() for path in (ROOT / "hiscore").rglob("*.py")]
     kernels = set(re.findall(r"^@triton\.jit.*?\ndef (\w+)", "\n".join(sources), re.MULTILINE | re.DOTALL))
@@ -72,16 +73,19 @@ def _name(decorator: ast.expr) -> str:
     return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
 
 
-@pytest.mark.slow
-def test_they_fit_a_multiprocessor_and_its_registers(compiled_kernels: list[dict[str, Any]]) -> None:
+def test_they_fit_a_multiprocessor_and_its_registers(
+    compiled_kernels: list[dict[str, Any]], pytestconfig: pytest.Config
+) -> None:
     for each in compiled_kernels:
         assert each["shared"] <= SHARED_BYTES, each
         assert each["stack"] <= SPILL_BYTES_OF.get(each["kernel"], SPILL_BYTES), each
         # More would leave no room for as many programs as are launched on a multiprocessor.
         assert each["registers"] <= each["options"].get("maxnreg", 255), each
+    assert pytestconfig.cache is not None
+    pytestconfig.cache.set(CACHED, digest())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_control_a_block_too_large_for_the_registers_spills() -> None:
     """128 tokens in float32 on four warps, where the launch takes 16 tokens on eight."""
     done = python(
@@ -98,6 +102,7 @@ def test_control_a_block_too_large_for_the_registers_spills() -> None:
     assert kernel["stack"] > 2 * SPILL_BYTES, kernel
 
 
+@pytest.mark.slow
 def test_control_what_the_interpreter_takes_and_the_compiler_does_not() -> None:
     done = python(
         "-c",

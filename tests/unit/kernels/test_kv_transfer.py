@@ -26,6 +26,7 @@ from tests.support.decode_kernels import (
     rows_of,
 )
 from tests.support.shared_host import OneAfterTheOther, one_after_the_other
+from tests.support.tiers import first_of
 
 NEWEST = 5
 
@@ -53,6 +54,7 @@ def test_a_steps_tokens_reach_the_host_and_padding_writes_nothing(shape: CacheSh
     assert not torch.equal(before.nan_to_num(-1.0), known.cache.host_kv.nan_to_num(-1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", [1, 2, 3])
 def test_new_tokens_go_where_plain_torch_says(ring: int) -> None:
     """All positions of sequences that fit their buffers and of one that does not, with padding."""
@@ -78,8 +80,8 @@ def test_new_tokens_go_where_plain_torch_says(ring: int) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("at_once", [1, 2, 64])
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 27])
+@pytest.mark.parametrize("at_once", first_of(2, 1, 64, others=pytest.mark.slow))
+@pytest.mark.parametrize("length", first_of(27, 1, 7, 8, 9, others=pytest.mark.slow))
 def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
     length: int, at_once: int, shape: CacheShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +192,7 @@ def test_ranks_store_each_page_once_and_restore_all_of_them(
     assert len(cache.host_kv[0]) * ranks == SHAPE.host_pages or ranks == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "last"), [(2, 0), (3, 2), (4, 1)])
 def test_ranks_bring_each_other_the_pages_that_a_step_misses(ranks: int, last: int) -> None:
     """Lists of different lengths, one of them empty. A sum would change -0, and a NaN's other bits."""

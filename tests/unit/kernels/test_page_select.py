@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.tiers import first_of
+
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 
@@ -189,12 +191,13 @@ def play(case: str, steps: int, full: bool = True, beside: bool = True) -> None:
     assert pair.cache.mass.cpu().tolist() == pytest.approx(pair.mass, rel=1e-5)
 
 
-@pytest.mark.parametrize("steps", [2, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("steps", first_of(2, 8, others=pytest.mark.slow))
+@pytest.mark.parametrize("case", first_of(*CASES, others=pytest.mark.slow))
 def test_selection_and_residency_do_what_plain_torch_does(case: str, steps: int) -> None:
     play(case, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["quest", "dsa"])
 def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
     """A sequence with NaN scores fails alone; what the others captured is still counted, by both."""
@@ -223,6 +226,7 @@ def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
         assert float(sums[1]) == mass.numel()
 
 
+@pytest.mark.slow
 def test_in_a_chain_no_page_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TritonCacheOps, "_swaps_beside", lambda ops, rows, width: False)
     play("quest", 2, beside=False)
@@ -237,10 +241,12 @@ def test_long_lists_of_many_rows_are_swapped_in_before_attention() -> None:
     assert not ops._swaps_beside(48, width=4_096)
 
 
+@pytest.mark.slow
 def test_lists_are_no_longer_than_what_a_selector_chooses() -> None:
     play("quest", 2, full=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", ["a younger victim", "ties to any", "no sink"])
 def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controls of the test above: plain torch that does otherwise differs from the kernels."""
@@ -287,6 +293,7 @@ class Late:
         return work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["quest", "quest, capped"])
 def test_attention_waits_for_what_is_swapped_in(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits as in order, however late the copies are; other pages are in their place until they arrive."""

@@ -26,6 +26,7 @@ from tests.support.decode_kernels import (
     rows_of,
 )
 from tests.support.fixed_sums import fix_sums
+from tests.support.tiers import first_of
 
 
 def filled(shape: CacheShape, seed: int = 0) -> KVCache:
@@ -48,7 +49,7 @@ ATTENTION = CacheShape(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("window", [None, 1, 50])
+@pytest.mark.parametrize("window", first_of(50, None, 1, others=pytest.mark.slow))
 @pytest.mark.parametrize(
     ("group", "soft_cap", "with_sinks"), [(3, None, False), (1, 1.5, False), (3, None, True)]
 )
@@ -84,6 +85,7 @@ def test_dense_attention_equals_plain_torch(
     assert (actual - shorter)[[0, 3, 4]].abs().amax((1, 2)).min() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 33, 50, 64])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_nothing_before_a_window_is_read(window: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +133,7 @@ def test_attention_in_half_precision_equals_plain_torch(dtype: torch.dtype) -> N
     torch.testing.assert_close(actual.cpu().double(), expected, atol=2**-7, rtol=2**-7)
 
 
+@pytest.mark.slow
 def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     fix_sums(monkeypatch)
     monkeypatch.setattr(paged_triton, "SPLIT", 32)
@@ -168,6 +171,7 @@ def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytes
     assert not torch.equal(turned, dense)
 
 
+@pytest.mark.slow
 def test_pages_on_their_way_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits whose pages are all there are computed before the others have arrived."""
     monkeypatch.setattr(paged_triton, "SPLIT", 32)
@@ -202,6 +206,7 @@ def test_pages_on_their_way_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> No
     assert_same(lost[2], expected[2])
 
 
+@pytest.mark.slow
 def test_a_latent_is_key_and_value_at_once() -> None:
     shape = CacheShape(
         layers=1, kv_heads=1, kv_parts=1, head_dim=40, page_size=1, max_sequences=2, max_pages=300,

@@ -29,6 +29,7 @@ def numbers(*shape: int, seed: int) -> torch.Tensor:
     return random(*shape, seed=seed).to(DTYPE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 17, MAX_ROWS])
 @pytest.mark.parametrize(("blocks", "steps"), [(1, 1), (1, 4), (3, 2), (33, 2)])
 def test_products_equal_pytorch(rows: int, blocks: int, steps: int) -> None:
@@ -52,6 +53,7 @@ def test_gate_and_up_of_an_mlp_equal_pytorch(gelu: int, activation: str, steps: 
     assert (multiply(x, weight.roll(96, 0), gelu=gelu) - expected).abs().max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [1, 33])
 def test_a_row_is_the_same_among_any_number(blocks: int) -> None:
     """As many as one product in the interpreter: NumPy adds up in another order for products of other shapes."""
@@ -61,6 +63,7 @@ def test_a_row_is_the_same_among_any_number(blocks: int) -> None:
         assert torch.equal(multiply(x[:rows], weight), all_rows[:rows])
 
 
+@pytest.mark.slow
 def test_products_of_any_number_of_splits_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = torch.zeros(MIN_PROGRAMS, dtype=torch.int32, device=DEVICE)
     monkeypatch.setattr(pipelined_products, "_arrived", lambda device: counters)

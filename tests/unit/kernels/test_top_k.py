@@ -50,6 +50,7 @@ def sorted_top_k(values: Tensor, k: int) -> list[int]:
     return sorted(sorted(range(len(values)), key=lambda at: (-float(values[at]), at))[:k])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda x: x, lambda x: x.round(), lambda x: x * 1e-42, lambda x: x * 0, lambda x: x * -0.0,
     lambda x: (x * 40).round() * float("inf"), lambda x: x.abs() * 1e38, lambda x: -x.abs(),
@@ -67,6 +68,7 @@ def test_the_k_largest_are_those_of_a_sort_with_ties_to_the_lower_place(
     assert run_top_k(torch.zeros(20), 3, equals=1) != sorted_top_k(torch.zeros(20), 3)
 
 
+@pytest.mark.slow
 def test_bits_that_no_key_has_need_no_pass() -> None:
     rng = np.random.default_rng(1)
     for most in (1, 2, 3, 4, 15, 16, 17, 40_000, 2**30 - 1, 2**30, 2**31 - 1):

@@ -26,6 +26,7 @@ def settings(pki: dict[str, Certificate], client_ca: str = "", **more: object) -
     return ServeSettings(tls_cert=pki["server"].cert, tls_key=pki["server"].key, **ca, **more)
 
 
+@pytest.mark.slow
 def test_the_api_trusts_the_very_certificate_by_a_name_in_it(pki: dict[str, Certificate]) -> None:
     assert link_variables(settings(pki), {}) == {
         "HISCORE_TLS_CA": str(pki["server"].cert),

@@ -20,6 +20,7 @@ def launcher(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_help_names_every_setting_and_starts_nothing() -> None:
     done = launcher("--help")
     assert done.returncode == 0
@@ -27,12 +28,14 @@ def test_help_names_every_setting_and_starts_nothing() -> None:
         assert text in done.stdout
 
 
+@pytest.mark.slow
 def test_the_version() -> None:
     done = launcher("--version")
     assert done.returncode == 0
     assert done.stdout.startswith(f"hiscore {hiscore.__version__} (triton ")
 
 
+@pytest.mark.slow
 def test_an_unknown_argument_is_refused() -> None:
     assert launcher("--chekc").returncode == 2
 
@@ -56,6 +59,7 @@ def test_what_is_read_is_accepted() -> None:
     check_variables(["MODEL", "MAX_ITEMS", "VENV", "PYTHON", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "CHECK"])
 
 
+@pytest.mark.slow
 def test_make_tells_the_launcher_what_it_was_given() -> None:
     done = subprocess.run(
         [*MAKE, "MODLE=x"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S

@@ -21,6 +21,7 @@ os._exit(os.WIFSTOPPED(status))
 WRITES = "import sys; print('a line', file=sys.stderr)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", [False, True])
 def test_one_may_write_to_a_terminal_that_stops_others(control: bool) -> None:
     """The control has the default action again."""

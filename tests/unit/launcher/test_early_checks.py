@@ -98,6 +98,7 @@ def pem(directory: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_files_that_tls_cannot_use_are_told_apart(tmp_path: Path) -> None:
     ca = make_ca(tmp_path, "ca")
     one, other = sign(ca, tmp_path, "one"), sign(ca, tmp_path, "other")

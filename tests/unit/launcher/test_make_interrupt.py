@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hiscore.launcher.make_interrupt import MakeInterrupt
 from tests.support.processes import start_heeding_sigint
 
 
+@pytest.mark.slow
 def test_a_make_that_got_a_sigint_is_noticed(tmp_path: Path) -> None:
     script = (
         "import time\nfrom hiscore.launcher.make_interrupt import MakeInterrupt\nwatch = MakeInterrupt()\n"

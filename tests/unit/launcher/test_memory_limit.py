@@ -39,6 +39,7 @@ def take(process: "subprocess.Popen[str]", mebibytes: int) -> str:
     return process.stdout.readline().strip()
 
 
+@pytest.mark.slow
 def test_it_may_take_its_allowance_and_no_more(process: "subprocess.Popen[str]") -> None:
     assert take(process, 512) == "taken"  # the control
     assert take(process, 0) == "taken"

@@ -18,6 +18,7 @@ from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
 from tests.support import tiny_dsa, tiny_models
 from tests.support.layers import DEVICE, random
+from tests.support.tiers import first_of
 from tests.support.truth import Truth
 
 LAYER = 2
@@ -111,7 +112,7 @@ def experts(
 
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("count", [0, 1, 70])
+@pytest.mark.parametrize("count", first_of(1, 0, 70, others=pytest.mark.slow))
 def test_the_kernels_equal_pytorch(count: int, activation: str, biased: bool) -> None:
     pytest.importorskip("triton", reason="the Triton language is not installed")
     from hiscore.layers import moe_triton
@@ -131,6 +132,7 @@ def test_the_kernels_equal_pytorch(count: int, activation: str, biased: bool) ->
         assert (wrong - found).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_an_expert_that_all_or_none_choose_is_no_exception() -> None:
     pytest.importorskip("triton", reason="the Triton language is not installed")
     from hiscore.layers import moe_triton

@@ -22,6 +22,7 @@ def _block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(pair_products_triton, "MAX_BLOCK", request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pairs_are_multiplied_in_float32(dtype: torch.dtype) -> None:
     x, weight = random(ROWS, WIDTH, seed=1).to(dtype), random(WEIGHTS, WIDTH, seed=2).to(dtype)

@@ -85,6 +85,7 @@ def test_what_becomes_fp8_is_planned_so(scheme: str | None, ranks: int, tmp_path
         assert {type(layer.output) for layer in weights.layers} == {Fp8Linear}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_planned(family: str, tmp_path: Path) -> None:
     assert_as_planned(quantise(family, "fp8-block-32", tmp_path, leave="none"), 2)

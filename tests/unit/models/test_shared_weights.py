@@ -20,6 +20,7 @@ from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens
+from tests.support.tiers import first_of
 from tests.support.tiny_models import FAMILIES, VOCABULARY
 
 CPU = torch.device("cpu")
@@ -32,7 +33,7 @@ def server(directory: Path, models: tuple[str, ...] = ("scorer", "decode")) -> P
     return directory
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_of(*FAMILIES, others=pytest.mark.slow))
 def test_mapped_weights_have_the_bits_of_loaded_ones(family: str, checkpoints: Any, tmp_path: Path) -> None:
     checkpoint, _ = checkpoints(family)
     call = [random_tokens(np.random.default_rng(0), 13, [1, 7, 20], VOCABULARY)]
@@ -91,6 +92,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_cuda", [False, True])
 def test_another_process_maps_them_and_the_owner_waits_for_it(
     in_cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,6 +98,7 @@ KEYS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     model_type=st.sampled_from([*DECODER_FAMILIES, *DSA_FAMILIES, *ENCODER_FAMILIES, "mamba"]),

@@ -37,6 +37,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(index=JSON | st.fixed_dictionaries({"weight_map": JSON}))
 def test_any_index_is_read_or_refused(index: Any, tmp_path: Path) -> None:

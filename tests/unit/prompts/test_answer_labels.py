@@ -21,6 +21,7 @@ def tokenizer(default: Path) -> PromptTokenizer:
     return PromptTokenizer(default)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompt", "space"),
     [("<|im_start|>assistant\n", ""), ("Answer:", " "), ("b<|im_end|>", "")],
@@ -50,6 +51,7 @@ def test_labels_of_many_options_have_two_letters(tokenizer: PromptTokenizer) -> 
         labels.of("choice", 500)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_without_a_label_says_which(checkpoint: Path) -> None:
     labels = AnswerLabels(PromptTokenizer(checkpoint), "a\n")
     reference = AutoTokenizer.from_pretrained(checkpoint)

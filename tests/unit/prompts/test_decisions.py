@@ -42,6 +42,7 @@ def whole(prompter: DecisionPrompter, state: list[Message], question: Question) 
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_prompt_has_the_tokens_of_its_whole_text(checkpoint: Path, count: int) -> None:
     prompter = prompter_of(checkpoint)
@@ -54,6 +55,7 @@ def test_every_prompt_has_the_tokens_of_its_whole_text(checkpoint: Path, count: 
         assert item
 
 
+@pytest.mark.slow
 def test_a_plain_prompt_is_what_transformers_encodes(checkpoint: Path, tmp_path: Path) -> None:
     """With the special tokens that it puts before every text, and none behind."""
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
@@ -110,6 +112,7 @@ def test_no_field_forms_a_special_token(checkpoint: Path, field: str) -> None:
         assert specials(attack) == clean
 
 
+@pytest.mark.slow
 def test_roles_in_a_row_are_one_message() -> None:
     prompter = DecisionPrompter(resolve(progress=False), LIMITS)
     state = [Message("system", "s"), Message("user", "a"), Message("user", "b")]
@@ -134,6 +137,7 @@ LONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["once", "with every prompt"])
 def test_too_many_tokens_are_refused_once_they_are_known(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_module, "BATCH_CHARACTERS", 10_000)
@@ -183,6 +187,7 @@ def test_what_prompts_share_counts_once() -> None:
             limits.gather([0], [alike, [last]])
 
 
+@pytest.mark.slow
 def test_a_template_that_changes_messages_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     shutil.copytree(

@@ -73,6 +73,7 @@ def test_mxbai_rerank_is_asked_as_its_code_says(qwen: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_bge_reranker_gemma_is_asked_as_its_card_says() -> None:
     """Its score is the logit of one label."""
     prompts = RerankPrompts(resolve(progress=False), "bge-reranker-v2-gemma")
@@ -121,6 +122,7 @@ def test_no_field_forms_a_special_token(checkpoint: Path, template: str, field: 
         assert [each for each in ids if each in special] == [each for each in clean if each in special]
 
 
+@pytest.mark.slow
 def test_the_default_model_is_asked_in_its_own_chat() -> None:
     checkpoint = resolve(progress=False)
     prompts = RerankPrompts(checkpoint)
@@ -200,6 +202,7 @@ def test_tokens_are_those_of_whole_prompts(checkpoint: Path, template: str, quer
         )
 
 
+@pytest.mark.slow
 def test_what_prompts_share_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = RerankPrompts(resolve(progress=False))
     tokenizer = prompts.tokenizer
@@ -224,6 +227,7 @@ def test_what_prompts_share_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any("Document:" in text for text in encoded[:1])
 
 
+@pytest.mark.slow
 def test_a_split_anywhere_changes_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with prompts split where they begin to differ, whatever stands there."""
     prompts = RerankPrompts(resolve(progress=False))

@@ -130,6 +130,7 @@ Prompts = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(Prompts, Prompts, Prompts, st.integers(4, 30))
 @example([(0, 64, [1])], [(1, 64, [200])], [(0, 64, [1]), (0, 64, [1, 0]), (2, 90, [1]), (2, 91, [1])], 4)
 def test_while_a_batch_is_held_no_batch_turns_out_larger(

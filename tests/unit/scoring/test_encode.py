@@ -26,6 +26,7 @@ from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
 from tests.support.encoding import encode_requests
 from tests.support.examples import has_example
+from tests.support.tiers import first_of
 from tests.unit.tokenization.test_safe_splits import TEXTS
 
 BUILDERS = {**tiny.WITH_SAFE_SPLITS, **tiny.WITHOUT_SAFE_SPLITS}
@@ -78,7 +79,7 @@ REQUESTS = st.builds(
 )
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", first_of(*BUILDERS, others=pytest.mark.slow))
 def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
     ours, truth = load(name)
     assert (ours.splits is not None) == (name in tiny.WITH_SAFE_SPLITS)
@@ -386,6 +387,7 @@ def test_an_unsafe_added_token_turns_safe_splits_off_and_ids_stay_true(tmp_path:
     assert true_to(AutoTokenizer.from_pretrained(directory), answer, call)
 
 
+@pytest.mark.slow
 def test_a_text_on_which_the_library_panics_fails_alone() -> None:
     """A panic is not an `Exception`: it would end the thread that encodes for everyone."""
     backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))

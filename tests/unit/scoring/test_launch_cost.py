@@ -116,6 +116,7 @@ def launched(checkpoints, monkeypatch: pytest.MonkeyPatch) -> tuple[Scorer, Host
     return scorer, work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_is_few_copies_there_and_a_bounded_number_of_launches(name: str, launched) -> None:
     scorer, work = launched
@@ -125,6 +126,7 @@ def test_a_batch_is_few_copies_there_and_a_bounded_number_of_launches(name: str,
     assert work.launched.total() <= BOUNDS[name], work.launched
 
 
+@pytest.mark.slow
 def test_the_head_is_prepared_behind_the_forward(launched, monkeypatch: pytest.MonkeyPatch) -> None:
     scorer, work = launched
     seen: list[tuple[int, int]] = []
@@ -147,6 +149,7 @@ def test_control_what_is_launched_is_counted(launched) -> None:
     assert work.launched.total() > 5 * BOUNDS["one call"]
 
 
+@pytest.mark.slow
 def test_the_graphs_change_no_bit(launched, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of several forwards, with and without graphs of the tail, and of anything.
 
@@ -166,6 +169,7 @@ def test_the_graphs_change_no_bit(launched, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(each == found[0] for each in found)
 
 
+@pytest.mark.slow
 def test_a_cached_query_and_each_forward_cost_a_copy_more(launched) -> None:
     scorer, work = launched
     launch(scorer, work, BATCHES["one call"])  # the labels' rows are fetched once

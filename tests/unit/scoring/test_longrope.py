@@ -59,6 +59,7 @@ def test_an_older_name_means_the_same_original_context(inside: int, tmp_path: Pa
     check(Scorer(checkpoint, "cpu", "float32", 2_048), Truth(checkpoint), both_sides())
 
 
+@pytest.mark.slow
 def test_a_graph_has_the_angles_of_its_batch(
     checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:

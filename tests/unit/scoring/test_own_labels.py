@@ -95,6 +95,7 @@ def test_control_a_matrix_product_would_differ(
     assert any(not torch.equal(*each) for each in zip(parts, products, strict=True))
 
 
+@pytest.mark.slow
 def test_pairs_do_not_depend_on_how_many_are_computed_at_once(
     head: LMHead, hidden: torch.Tensor, own: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_ids_and_types_equal_transformers(query: str, items: list[str], name: st
     assert pairs_of(ours, TextRequest(query, items)) == [truth(theirs, query, item) for item in items]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(query=texts, items=st.lists(texts, min_size=1, max_size=4), name=st.sampled_from(sorted(TOKENIZERS)))
 def test_the_item_first_equals_transformers(query: str, items: list[str], name: str, loaded) -> None:

@@ -23,6 +23,7 @@ from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
+from tests.support.tiers import first_of
 from tests.support.tiny_models import CONTEXT, FAMILIES, FIRST, VOCABULARY, WITHOUT_CLASSIFIER
 from tests.support.truth import Truth
 
@@ -50,11 +51,12 @@ BATCH = [
 
 @pytest.mark.parametrize(
     ("family", "labels"),
-    [
+    first_of(
         *((family, None) for family in FAMILIES),
         *((family, 1) for family in FAMILIES if family not in WITHOUT_CLASSIFIER),
         *((family, 3) for family in FIRST),
-    ],
+        others=pytest.mark.slow,
+    ),
 )
 def test_scores_equal_transformers_one_at_a_time(family: str, labels: int | None, checkpoints) -> None:
     checkpoint, truth = checkpoints(family, labels)
@@ -105,6 +107,7 @@ def test_control_a_wrong_mask_or_position_fails(family: str, wrong, checkpoints,
         check(score(scorer, [call], options)[0], expected, options)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch=st.lists(tokens(VOCABULARY), min_size=1, max_size=4),
@@ -121,6 +124,7 @@ def test_any_shapes_equal_transformers(batch, budget: int, family: str, softmax:
             check(scores, truth.scores(call.query, call.items, LABELS, softmax), options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "items"),
     [(20, [1, 2_000]), (50, [3] * 1_000), (2_000, [1, 2]), (1, [0] * 50)],
@@ -197,6 +201,7 @@ def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
     assert cached == [0, 32, 64, 64, 64]
 
 
+@pytest.mark.slow
 def test_control_a_poisoned_cache_shows_and_a_forgotten_one_does_not(checkpoints) -> None:
     """Pages in the cache are read; pages that were dropped from it are not."""
     checkpoint, truth = checkpoints("llama")

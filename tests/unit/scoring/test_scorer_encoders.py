@@ -26,6 +26,7 @@ from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support.encoding import encode_requests
 from tests.support.pair_truth import PairTruth
 from tests.support.strategies import Tokens, random_tokens, tokens
+from tests.support.tiers import first_of
 from tests.support.tiny_encoders import CONTEXT, ENCODERS, VOCABULARY, make
 
 # float32 sums in another order; 1e-6 was seen at logits of 1.
@@ -94,7 +95,7 @@ def check(found: np.ndarray, truth: np.ndarray) -> None:
     np.testing.assert_allclose(found, truth, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", first_of(*ENCODERS, others=pytest.mark.slow))
 def test_texts_equal_transformers_one_pair_at_a_time(name: str, encoders: Made, scorers: Scorers) -> None:
     """With and without a query, in one forward and in several, raw and after softmax or sigmoid."""
     for labels in (1, 5):
@@ -145,6 +146,7 @@ def test_ids_equal_transformers(name: str, encoders: Made, scorers: Scorers) -> 
             assert found.shape == (0, 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch=st.lists(tokens(VOCABULARY), min_size=1, max_size=4),

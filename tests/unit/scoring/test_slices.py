@@ -18,6 +18,7 @@ from hiscore.scoring.scorer import Scorer
 from tests.support.cuda_runner import use_cuda_runner
 from tests.support.slices import SlicedTorchRunner, in_turns, requests, scores
 from tests.support.strategies import Tokens, random_tokens
+from tests.support.tiers import first_of
 from tests.support.tiny_models import VOCABULARY
 from tests.support.under_load import scores_alone, scores_under_load
 
@@ -63,8 +64,8 @@ def alone(scorer: Scorer, before: list[Tokens], batch: list[Tokens]) -> list[np.
     return scores(scorer.submit(requests(batch)))
 
 
-@pytest.mark.parametrize("pages", [None, 9, 6, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pages", first_of(None, 9, 6, 4))
+@pytest.mark.parametrize("family", first_of(*FAMILIES, others=pytest.mark.slow))
 def test_each_batch_has_its_bits(family: str, pages: int | None, checkpoints, monkeypatch) -> None:
     """In a pool that has room for all, and in ones where each wants the pages of the others."""
     scorer, load = sliced(checkpoints(family)[0], monkeypatch, pages), Load(0)
@@ -84,6 +85,7 @@ def check(found: list[np.ndarray], expected: list[np.ndarray], exact: bool) -> N
         np.testing.assert_allclose(each, truth, atol=0 if exact else 1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", [None, 9, 6])
 def test_control_without_a_hold_pages_are_overwritten_and_read_too_early(
     pages: int | None, checkpoints, monkeypatch
@@ -97,6 +99,7 @@ def test_control_without_a_hold_pages_are_overwritten_and_read_too_early(
         check([*large, *chain(*between)], [*chain(*expected)], exact=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", [200, 12, 6])
 @pytest.mark.parametrize("seed", range(3))
 def test_under_load_scores_are_those_of_each_item_alone(
@@ -138,6 +141,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.slow
 def test_graphs_of_slices_give_the_same_bits(on_cuda: Callable[[], Scorer]) -> None:
     """With a graph of the tail and without."""
     scorer = on_cuda()
@@ -155,6 +159,7 @@ def test_graphs_of_slices_give_the_same_bits(on_cuda: Callable[[], Scorer]) -> N
             check(each, truth, exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_control_with_the_same_inputs_for_all_a_forward_is_overwritten(
     guarded: bool, on_cuda: Callable[[], Scorer], monkeypatch: pytest.MonkeyPatch
@@ -170,6 +175,7 @@ def test_control_with_the_same_inputs_for_all_a_forward_is_overwritten(
         check(in_turns(scorer, large, between)[0], expected, exact=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 1])
 def test_a_batch_that_is_given_up_leaves_the_rest_as_it_was(
     taken: int, on_cuda: Callable[[], Scorer]

@@ -333,6 +333,7 @@ Jobs = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(Jobs, st.booleans(), st.integers(1, 3))
 def test_every_job_is_answered_once_and_slices_take_turns(

@@ -173,6 +173,7 @@ def test_small_ones_have_every_second_batch_to_themselves() -> None:
         assert long in [call for call, _ in third.taken]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [stale_entries.SPARE, math.inf])
 def test_calls_that_have_gone_are_freed(spare: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fills a batch, so the shortest are never asked for. The control keeps all of them by size."""

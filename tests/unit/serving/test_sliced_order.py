@@ -131,6 +131,7 @@ def test_nothing_starves(size: int) -> None:
     assert all(one or next_one for one, next_one in pairwise(went_on))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 def test_calls_that_have_gone_are_freed(kept: bool) -> None:
     """The control keeps one more list of them, from which nothing is taken."""

@@ -29,6 +29,7 @@ class Model:
         return WholeJobs(lambda job: job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [stale_entries.SPARE, math.inf])
 @pytest.mark.parametrize("between", [0, 1], ids=["whole", "slices"])
 def test_behind_one_that_waits_those_that_have_started_are_freed(

@@ -30,6 +30,7 @@ def test_words_that_begin_alike_share_a_beginning() -> None:
     assert any_of([*words, "<s>", "[INST]"]).pattern.count("SPECIAL") == 1
 
 
+@pytest.mark.slow
 def test_words_may_share_any_number_of_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["a" * number + "b" for number in range(1000)]
     expression = any_of([*words, "a" * 200])

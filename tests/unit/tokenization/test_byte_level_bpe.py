@@ -20,6 +20,7 @@ from hiscore.tokenization.byte_level_bpe import (
 from hiscore.tokenization.safe_splits import GPT2, QWEN2
 from hiscore.tokenization.token_bytes import byte_letters
 from tests.support import tiny_tokenizers as tiny
+from tests.support.tiers import first_of
 from tests.unit.tokenization.test_safe_splits import TEXTS, ids
 
 BUILT = {name: build() for name, build in tiny.WITH_PATTERNS.items()}
@@ -55,7 +56,7 @@ def by_tiktoken(made: Tokenizer, text: str) -> list[int]:
     return bpe.encoding.encode_ordinary(text)
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", first_of(*BUILT, others=pytest.mark.slow))
 def test_the_ids_are_those_of_the_tokenizer(name: str) -> None:
     bpe, normalizer = byte_level_bpe(BUILT[name]), BUILT[name].normalizer
     assert bpe is not None
@@ -71,6 +72,7 @@ def test_the_ids_are_those_of_the_tokenizer(name: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT)
 def test_texts_together_get_the_ids_of_each(name: str) -> None:
     bpe = byte_level_bpe(BUILT[name])
@@ -98,6 +100,7 @@ WRONG_PATTERNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG_PATTERNS)
 def test_another_pattern_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a vocabulary of all pairs, other pieces give other ids."""
@@ -242,6 +245,7 @@ def test_two_tokens_of_one_id_are_not_claimed() -> None:
         assert (byte_level_bpe(made) is not None) is is_claimed
 
 
+@pytest.mark.slow
 def test_characters_are_found_by_their_first_byte() -> None:
     first = {byte: set[str]() for byte in range(256)}
     for each in range(0x110000):

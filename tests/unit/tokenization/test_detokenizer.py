@@ -18,6 +18,7 @@ from hiscore.tokenization import detokenizer
 from hiscore.tokenization.detokenizer import REPLACEMENT, DetokenizerFactory
 from tests.support import tiny_tokenizers as tiny
 from tests.support.examples import has_example
+from tests.support.tiers import first_of
 
 BYTE_FALLBACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
 
@@ -119,7 +120,7 @@ def ids_of(name: str) -> st.SearchStrategy[list[int]]:
     return st.lists(of_text | random, max_size=4).map(lambda parts: [*chain(*parts)])
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", first_of(*TOKENIZERS, others=pytest.mark.slow))
 def test_the_pieces_are_the_text_of_all_tokens(name: str) -> None:
     @settings(max_examples=100, deadline=None)
     @given(ids_of(name))
@@ -151,6 +152,7 @@ def test_control_tokens_decoded_alone_are_wrong(name: str) -> None:
     assert has_example(ids_of(name), differs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("constant", "value"), [("REPLACEMENT", "nothing ends so"), ("KEPT", 2)])
 def test_control_each_rule_is_needed(constant: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sending half a character and keeping too small a window are noticed."""

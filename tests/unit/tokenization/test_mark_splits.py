@@ -33,6 +33,7 @@ def rule_of(backend: Tokenizer) -> SplitRule:
     return rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_MARKS)
 def test_both_parts_give_the_tokens_of_the_whole(name: str) -> None:
     backend = WITH_MARKS[name]
@@ -123,6 +124,7 @@ def test_what_is_not_proved_is_not_recognised(name: str) -> None:
     assert mark_split_rule(UNSAFE[name]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["a piece with an inner mark", "whole words", "an unknown mark", "trained across words"]
 )

@@ -11,6 +11,7 @@ from hiscore.tokenization import safe_splits
 from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers as tiny
 from tests.support.examples import has_example
+from tests.support.tiers import first_of
 
 RULE = SplitRule(safe_splits.SPLIT_POINT)
 WITH_SAFE_SPLITS = {name: build() for name, build in tiny.WITH_PATTERNS.items()}
@@ -114,7 +115,7 @@ def holds(backend: Tokenizer, text: str, rule: re.Pattern[str] = safe_splits.SPL
     return all(ids(backend, text[:place]) + ids(backend, text[place:]) == whole for place in places)
 
 
-@pytest.mark.parametrize("name", WITH_SAFE_SPLITS)
+@pytest.mark.parametrize("name", first_of(*WITH_SAFE_SPLITS, others=pytest.mark.slow))
 def test_both_parts_give_the_tokens_of_the_whole(name: str) -> None:
     @settings(max_examples=300, deadline=None)
     @given(
@@ -135,6 +136,7 @@ def test_a_wrong_rule_is_caught(name: str, rule: str) -> None:
     assert has_example(words, lambda text: not holds(WITH_SAFE_SPLITS[name], text, WRONG_RULES[rule]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", sorted(safe_splits.SAFE_PATTERNS))
 def test_every_pattern_splits_at_every_split_point(pattern: str) -> None:
     """Sharper than comparing tokens: merges may hide a piece that crosses a split point."""
@@ -150,6 +152,7 @@ def test_every_pattern_splits_at_every_split_point(pattern: str) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_byte_level_has_the_gpt2_pattern() -> None:
     built_in = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     split = pre_tokenizers.Split(Regex(safe_splits.GPT2), behavior="isolated", invert=False)
@@ -219,6 +222,7 @@ def test_what_is_not_proved_is_not_recognised(name: str) -> None:
     assert not safe_splits.has_safe_splits(UNSAFE[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

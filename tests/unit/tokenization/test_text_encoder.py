@@ -16,6 +16,7 @@ from hiscore.tokenization.byte_level_bpe import SEPARATOR
 from hiscore.tokenization.text_encoder import TextEncoder
 from tests.support import tiny_tokenizers as tiny
 from tests.support.client_environment import package_file
+from tests.support.tiers import first_of
 from tests.unit.tokenization.test_byte_level_bpe import backend as byte_level
 from tests.unit.tokenization.test_safe_splits import TEXTS, ids
 
@@ -37,7 +38,7 @@ def smollm() -> Tokenizer:
     return Tokenizer.from_file(str(resolve() / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", first_of(*BUILT, others=pytest.mark.slow))
 def test_batches_get_the_ids_of_the_tokenizer(name: str) -> None:
     encoder = TextEncoder(BUILT[name])
 
@@ -127,6 +128,7 @@ FLAGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=1_000, deadline=None)
 @given(
     st.lists(st.tuples(st.text("ab <\u0301", min_size=1, max_size=3), FLAGS | st.just({})), max_size=5),
@@ -163,6 +165,7 @@ def test_tokens_added_in_another_normal_form_are_found() -> None:
     assert encoder.encode(texts) == [ids(backend, text) for text in texts]
 
 
+@pytest.mark.slow
 def test_a_surrogate_is_refused_as_the_tokenizer_does(smollm: Tokenizer) -> None:
     with pytest.raises(TypeError):
         smollm.encode_batch_fast(["\ud800"])
@@ -170,6 +173,7 @@ def test_a_surrogate_is_refused_as_the_tokenizer_does(smollm: Tokenizer) -> None
         TextEncoder(smollm).encode(["é\ud800"])
 
 
+@pytest.mark.slow
 def test_what_one_library_gives_up_on_the_other_may_stand() -> None:
     encoder = Counting(BUILT["qwen2"])
     text = " " * 10**6

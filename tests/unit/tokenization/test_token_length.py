@@ -15,6 +15,7 @@ BOUNDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDED)
 def test_every_text_has_as_many_tokens_as_the_bound_says(name: str) -> None:
     backend = BOUNDED[name]

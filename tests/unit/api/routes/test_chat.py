@@ -103,6 +103,7 @@ def test_a_long_text_becomes_a_prompt_beside_the_loop_wherever_it_stands(
     assert threads[0].startswith("asyncio_") == (not on_the_loop)
 
 
+@pytest.mark.slow
 def test_what_is_nested_too_deeply_is_refused_though_it_can_be_read(client: TestClient) -> None:
     def asked(levels: int) -> list[int]:
         deep = '{"a":' * levels + "1" + "}" * levels

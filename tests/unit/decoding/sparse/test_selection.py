@@ -260,6 +260,7 @@ def test_bfloat16_is_scored_in_float32(kind: str) -> None:
 
 
 # Of 100 examples, one run in some sixty had none that shows an unstable sort: see the control below.
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_given_scores_choose_by_a_plain_sort(data: st.DataObject) -> None:
@@ -290,6 +291,7 @@ def test_given_scores_choose_by_a_plain_sort(data: st.DataObject) -> None:
             assert float(chosen.mass[row, head]) == sum(of_row[page] for page in expected)
 
 
+@pytest.mark.slow
 def test_an_unstable_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = torch.Tensor.sort
 

@@ -63,6 +63,7 @@ def batch(seed: float, bias: LogitBias | None = None) -> SamplingBatch:
     )
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_step_draws_what_is_asked_for_and_feeds_it(runner: GraphRunner) -> None:
     model = cast(Model, runner._model)
@@ -87,6 +88,7 @@ def test_a_step_draws_what_is_asked_for_and_feeds_it(runner: GraphRunner) -> Non
     assert differ > 4
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_what_a_step_cannot_draw_is_greedy_and_said_to_be(runner: GraphRunner) -> None:
     model = cast(Model, runner._model)

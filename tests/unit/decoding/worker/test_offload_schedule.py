@@ -76,6 +76,7 @@ def loads(width: int) -> list[Load]:
     return [Load(page, width, seed) for page in (1, 4) for seed in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_without_any_kind_of_wait_query_or_record_something_breaks(width: int) -> None:
     kinds: set[Kind] = set()
@@ -103,6 +104,7 @@ def test_no_single_wait_is_too_many(width: int) -> None:
                     assert all(faults(load, timing, kind, only) for only in range(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [1, 4])
 def test_a_ring_that_is_a_page_too_small_is_seen(page: int) -> None:
     def wrong(ring: int) -> bool:

@@ -71,6 +71,7 @@ START, OTHER = prompt(150), prompt(150, seed=1)
 LATER = np.concatenate((START[:130], prompt(10, seed=2)))  # shares four blocks of 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_a_prefix_that_was_found_changes_no_bit(make: Any, selector: str) -> None:
     """With forwards of 64 tokens, which cut the prompts where the cache does.
@@ -110,6 +111,7 @@ def test_what_is_found_is_what_is_used(make: Any, selector: str) -> None:
     assert not torch.equal(*logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_a_prefix_that_runs_is_found_too(make: Any, selector: str) -> None:
     """While the sequence that computed it still runs, and goes on after the other has ended."""
@@ -140,6 +142,7 @@ def converse(seen: Seen, client: Any) -> None:
         text = np.concatenate((text, np.array(outcome.tokens, np.int32), prompt(12, seed=turn)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", ["quest", "dsa"])
 def test_a_conversation_prefills_what_is_new(make: Any, selector: str) -> None:
     """What was generated is found as well; it was computed step by step, so that bits may differ there."""
@@ -162,6 +165,7 @@ def leave_and_evict(client: Client, pages: int) -> None:
     device.free(device.allocate(device.num_free - pages))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stay", [0, 1, 3, 4])
 def test_what_stays_on_the_device_has_the_bits_of_what_is_copied_from_the_host(make: Any, stay: int) -> None:
     """With as much of a prompt there as others have left; the control is spoiled on the device, and shows."""
@@ -183,6 +187,7 @@ def test_what_stays_on_the_device_has_the_bits_of_what_is_copied_from_the_host(m
     assert torch.equal(spoiled.logits[1], alone.logits[1]) == (stay == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_what_was_generated_stays_on_the_device_in_all_layers(make: Any, spoiled: bool) -> None:
     """Dense layers have it by host page alone. The control spoils that, of pages that were generated."""
@@ -203,6 +208,7 @@ def test_what_was_generated_stays_on_the_device_in_all_layers(make: Any, spoiled
     assert torch.equal(*outputs) != spoiled
 
 
+@pytest.mark.slow
 def test_one_that_took_pages_over_may_be_spilled(make: Any) -> None:
     """It goes on from its host pages, with an index of its own: with the tokens that it has without a cache."""
     tokens = []

@@ -147,6 +147,7 @@ def test_min_p_is_a_share_of_the_likeliest_and_comes_first() -> None:
     assert support(logits, min_p=0.6, temperature=2.0) == {0, 1, 2}  # after the temperature
 
 
+@pytest.mark.slow
 def test_a_larger_uniform_never_draws_a_lower_id() -> None:
     logits = torch.randn(500, generator=torch.Generator().manual_seed(1))
     ids = drawn(logits, GRID, top_k=300, top_p=0.95)

@@ -14,6 +14,7 @@ from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_client import serving
 from tests.support.decoding import build, prompt
 from tests.support.late_copies import LateCopies
+from tests.support.tiers import first_of
 from tests.support.worker_driver import Driver
 from tests.unit.decoding.worker.test_prefix import LATER, OTHER, SETTINGS, START, Seen, run
 
@@ -40,6 +41,7 @@ def resumed(path: Path, selector: str, late: LateCopies | None) -> Tensor:
     return torch.stack([driver.step([other, seq_index], fed=[token, token])[1] for token in range(5)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_a_late_restore_changes_no_bit(path: Callable[[str], Path], selector: str) -> None:
     of = path(SETTINGS[selector][0])
@@ -48,6 +50,7 @@ def test_a_late_restore_changes_no_bit(path: Callable[[str], Path], selector: st
     assert torch.equal(at_once, resumed(of, selector, LateCopies(POLLS)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", BESIDE)
 def test_an_admission_that_does_not_wait_for_its_restore_is_seen(
     path: Callable[[str], Path], selector: str
@@ -69,6 +72,7 @@ def found(path: Path, selector: str, late: LateCopies | None) -> list[Tensor]:
     return seen.logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_a_prefix_that_comes_late_changes_no_bit(path: Callable[[str], Path], selector: str) -> None:
     of = path(SETTINGS[selector][0])
@@ -76,6 +80,7 @@ def test_a_prefix_that_comes_late_changes_no_bit(path: Callable[[str], Path], se
     assert torch.equal(*map(torch.stack, logits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", BESIDE)
 def test_a_prefill_that_does_not_wait_for_its_prefix_is_seen(
     path: Callable[[str], Path], selector: str
@@ -122,7 +127,7 @@ def interrupted(
     return logits, copied
 
 
-@pytest.mark.parametrize("length", [300, 320 - 2, 320 - 3])
+@pytest.mark.parametrize("length", first_of(320 - 3, 320 - 2, 300, others=pytest.mark.slow))
 @pytest.mark.parametrize("selector", SELECTING)
 def test_one_that_selects_goes_on_with_its_buffer_alone(path: Any, selector: str, length: int) -> None:
     """With the bits of one that comes back as a whole; what it had on the device is poison by then."""
@@ -137,6 +142,7 @@ def test_one_that_selects_goes_on_with_its_buffer_alone(path: Any, selector: str
     assert max(copied) <= SELECTING[selector][2] + 2 * 32 < min(all_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", SELECTING)
 def test_one_that_goes_on_with_other_pages_is_seen(
     path: Any, selector: str, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +170,7 @@ class LateIndex(LateCopies):
         return worker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaf_to", [None, Queue.RESTORE])
 def test_a_prefill_that_does_not_wait_for_the_index_is_seen(
     path: Callable[[str], Path], deaf_to: Queue | None

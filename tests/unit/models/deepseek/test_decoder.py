@@ -17,6 +17,7 @@ from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
 from hiscore.models.deepseek.weights import DsaLayerWeights
 from tests.support import tiny_dsa
+from tests.support.tiers import first_of
 
 # float64 but for norms, rope tables and indexer, which both compute in float32 from values that agree to 1e-15.
 EXACT = 1e-9
@@ -104,7 +105,7 @@ def exact(name: str) -> float:
 
 @pytest.mark.parametrize("name", tiny_dsa.FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", first_of(7, 1, 64, others=pytest.mark.slow))
 def test_every_token_matches_transformers(
     checkpoint: Any, truth: Any, name: str, dtype: torch.dtype, chunk: int
 ) -> None:

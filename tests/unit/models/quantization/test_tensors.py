@@ -260,6 +260,7 @@ def test_a_checkpoint_with_an_indexer_may_be_quantised(tmp_path: Path) -> None:
     torch.testing.assert_close(found.attention.to_latent, truth.attention.to_latent)
 
 
+@pytest.mark.slow
 def test_half_a_component_names_no_module(tmp_path: Path) -> None:
     """Layer 1 is left unquantised, layer 10 would not be; nor does 'gate' mean gate_proj."""
     checkpoint, _ = written("fp8-block", tmp_path)
