@@ -14,13 +14,13 @@ def page_scores(
     q, index, scores, seq_indices, positions, host_block_table,
     scale, q_stride, table_stride, max_pages,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
-    BOUNDS: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Score the pages of each row for each query head. Grid: (R, kv_heads, blocks of N pages).
 
     Args:
         q: [R, heads, D].
-        index: BOUNDS: [host pages, kv_heads, 2, D], least and greatest; else keys [host pages, kv_heads, D].
+        index: [host pages, kv_heads, 2, D], least and greatest.
         scores: Out: float32 [R, heads, max_pages]; nothing is written beyond a row's pages.
         seq_indices: int32 [R], -1 for padding.
         positions: int32 [R].
@@ -50,20 +50,15 @@ def page_scores(
         tl.int64
     )
     mask = there[:, None] & in_width
-    if BOUNDS:
-        at = index + ((host * KV_HEADS + kv_head) * 2 * HEAD_DIM)[:, None] + d[None, :]
-        least = tl.load(at, mask=mask, other=0.0)
-        greatest = tl.load(at + HEAD_DIM, mask=mask, other=0.0)
-        result = tl.dot(
-            tl.maximum(values, 0.0).to(q.dtype.element_ty), tl.trans(greatest), input_precision=PRECISION
-        )
-        result += tl.dot(
-            tl.minimum(values, 0.0).to(q.dtype.element_ty), tl.trans(least), input_precision=PRECISION
-        )
-    else:
-        at = index + ((host * KV_HEADS + kv_head) * HEAD_DIM)[:, None] + d[None, :]
-        keys = tl.load(at, mask=mask, other=0.0)
-        result = tl.dot(values, tl.trans(keys), input_precision=PRECISION)
+    at = index + ((host * KV_HEADS + kv_head) * 2 * HEAD_DIM)[:, None] + d[None, :]
+    least = tl.load(at, mask=mask, other=0.0)
+    greatest = tl.load(at + HEAD_DIM, mask=mask, other=0.0)
+    result = tl.dot(
+        tl.maximum(values, 0.0).to(q.dtype.element_ty), tl.trans(greatest), input_precision=PRECISION
+    )
+    result += tl.dot(
+        tl.minimum(values, 0.0).to(q.dtype.element_ty), tl.trans(least), input_precision=PRECISION
+    )
     to = scores + (row.to(tl.int64) * HEADS + heads)[:, None] * max_pages + n[None, :]
     tl.store(to, result * scale, mask=mine & there[None, :])
 
@@ -130,7 +125,7 @@ def write_index(
 
     Args:
         keys: [R, kv_heads, D].
-        index: Out: BOUNDS: [host pages, kv_heads, 2, D], else [host slots, kv_heads, D].
+        index: Out: BOUNDS: [host pages, kv_heads, 2, D], else an indexer's keys [host slots, 1, D].
         host_slots: int32 [R], -1: no token.
     """
     row = tl.program_id(0)

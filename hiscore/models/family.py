@@ -144,7 +144,7 @@ class DecoderFamily:
     @property
     def selectors(self) -> tuple[Selector, ...]:
         """What SELECTOR may be, the default first."""
-        return "auto", "quest", "exact", "dense"
+        return "auto", "quest", "dense"
 
     @property
     def unrotatable(self) -> str | None:

@@ -7,7 +7,7 @@ from hiscore.logs import LogFormat
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "fp8", "int8"]
 # How `decode` selects tokens to attend to.
-Selector = Literal["auto", "dense", "exact", "quest", "dsa"]
+Selector = Literal["auto", "dense", "quest", "dsa"]
 # How `decode` prefills a checkpoint with an indexer.
 IndexerPrefill = Literal["torch", "kernels"]
 # Kernels of attention in prompts.

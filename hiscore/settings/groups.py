@@ -168,7 +168,7 @@ class CacheSettings(ContextLimit):
     # Before the sizes: their checks look at it.
     selector: Selector = Field(
         default="auto",
-        description="which tokens a step attends to: `dense` all of them; `exact`, `quest` and `dsa` select. "
+        description="which tokens a step attends to: `dense` all of them; `quest` and `dsa` select. "
         "auto: `dsa` if the checkpoint has an indexer; else all of them while the keys and values of what runs "
         "fit the device, and when they do not, the longest sequences select as under `quest`",
     )

@@ -35,7 +35,6 @@ def groups(family: str, load: Load) -> dict[str, list[Arm]]:
     # Rehearsals have short prompts, so they select fewer tokens.
     sizes = (2_048, 1_024, 512) if load.prompt > 4_096 else (64,)
     own = "quest" if family == "grouped" else "dsa"
-    others = ("quest", "exact") if family == "grouped" else ("dsa",)
     return {
         "backup": [
             Arm("ring", dense),
@@ -52,7 +51,7 @@ def groups(family: str, load: Load) -> dict[str, list[Arm]]:
         **{f"swap-in, top {top}": swap_in_arms(top, 2 * top, own) for top in sizes},
         f"swap-in, tight {sizes[0]}": swap_in_arms(sizes[0], sizes[0] * 9 // 8, own),
         "sampling": [Arm(name, dense, sampling=given) for name, given in SAMPLING.items()],
-        "selectors": [Arm("dense", dense), *(Arm(name, _sized(name, sizes[0])) for name in others)],
+        "selectors": [Arm("dense", dense), Arm(own, _sized(own, sizes[0]))],
     }
 
 

@@ -43,7 +43,10 @@ DENSE = "dense"
 
 @dataclass(frozen=True)
 class Variant:
-    """A selector with a budget in tokens; `page` and `dense_layers` are quest's."""
+    """A selector with a budget in tokens; `page` and `dense_layers` are quest's.
+
+    Pages of one token make the oracle `exact`: a page's bound is then the product of query and key.
+    """
 
     selector: str
     budget: int = 0
@@ -54,12 +57,16 @@ class Variant:
     def name(self) -> str:
         if self.selector == DENSE:
             return DENSE
+        if self.page == 1:
+            return f"exact {self.budget}"
         layers = f", page {self.page}, {self.dense_layers} dense layers" if self.page else ""
         return f"{self.selector} {self.budget}{layers}"
 
     @property
     def arm(self) -> Arm:
         sizes = {"sparse_top_k": self.budget, "device_buffer_size": 2 * self.budget} if self.budget else {}
+        if self.page == 1:
+            sizes["backup_ring"] = 1  # all tokens of the ring are always selected
         return Arm(self.name, {"selector": self.selector, "quest_dense_layers": self.dense_layers, **sizes})
 
     def built(self) -> AbstractContextManager[object]:
@@ -88,7 +95,7 @@ def variants() -> list[Variant]:
     """What is compared, the reference first."""
     found = [Variant(DENSE)]
     for budget in BUDGETS:
-        found += [Variant("quest", budget, page, 2) for page in (32, 16)] + [Variant("exact", budget)]
+        found += [Variant("quest", budget, page, 2) for page in (32, 16)] + [Variant("quest", budget, 1)]
     return found + [Variant("quest", budget, 32, layers) for budget in BUDGETS for layers in (0, 1)]
 
 

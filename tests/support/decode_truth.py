@@ -19,23 +19,27 @@ from transformers.masking_utils import eager_mask
 
 from tests.support import tiny_dsa
 
+RING = 4
+"""Newest tokens that are always selected."""
+
 
 def chosen(weights: Tensor, top_k: int, groups: int) -> Tensor:
-    """The selector `exact` by its definition, for one query of each head: weights [heads, n] to bool [groups, n].
+    """Exact selection by its definition, for one query of each head: weights [heads, n] to bool [groups, n].
 
-    The first token and the newest are always in; of equal ones the lower position is.
+    The first token and those of `build`'s ring are always in; of equal ones the lower position is.
     """
     mean = weights.view(groups, -1, weights.shape[1]).mean(1).tolist()
     keep = torch.zeros(groups, weights.shape[1], dtype=torch.bool)
     last = weights.shape[1] - 1
     for group, of_tokens in enumerate(mean):
-        others = sorted(set(range(last + 1)) - {0, last}, key=lambda token: (-of_tokens[token], token))
-        keep[group, [*{0, last}, *others[: top_k - 2]]] = True
+        always = {0, *range(last - RING + 1, last + 1)}
+        others = sorted(set(range(last + 1)) - always, key=lambda token: (-of_tokens[token], token))
+        keep[group, [*always, *others[: top_k - len(always)]]] = True
     return keep
 
 
 def attention(top_k: int | None) -> Callable[..., tuple[Tensor, None]]:
-    """Attention as transformers calls it. top_k: single queries attend to what `exact` selects."""
+    """Attention as transformers calls it. top_k: single queries attend to selected tokens."""
 
     def attend(
         module: Any,
@@ -92,7 +96,7 @@ def softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 class DecodeTruth:
-    """transformers' model of a checkpoint; top_k: with the selector `exact` in its decode steps."""
+    """transformers' model of a checkpoint; top_k: with exact selection in its decode steps."""
 
     def __init__(self, checkpoint: Path, dtype: torch.dtype, top_k: int | None = None) -> None:
         config = AutoConfig.from_pretrained(checkpoint)

@@ -2,8 +2,10 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from hiscore.arrays import Int32
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import NO_PAGES, Admission, Growth, PrefillChunk
 from hiscore.decoding.memory.sizing import MemoryBudget
+from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.decoding.worker.build import build_worker
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.worker import CacheWorker
@@ -56,15 +59,22 @@ def build(
     keeps_fp8: bool = False,
     prefix_cache: PrefixCaching = False,
 ) -> CacheWorker:
-    """A worker whose memory is NaN at first and wherever something was released."""
+    """A worker whose memory is NaN at first and wherever something was released.
+
+    selector: Or "exact", which selects the tokens that attention itself would weigh most: quest by single tokens.
+    """
+    pages = SELECTORS["quest"]
+    if selector == "exact":
+        selector, pages, dense_layers = "quest", replace(pages, page_size=1), 0
     settings = CacheSettings(
         selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup_ring=ring,
         quest_dense_layers=dense_layers, indexer_dtype=indexer_dtype, prefix_cache=prefix_cache,
     )  # type: ignore[arg-type]  # fmt: skip
     memory = MemoryBudget(BYTES, BYTES, sequences)
-    worker = build_worker(
-        path, settings, memory, torch.device(device), dtype, chunk, group=group, keeps_fp8=keeps_fp8
-    )
+    with mock.patch.dict(SELECTORS, quest=pages):
+        worker = build_worker(
+            path, settings, memory, torch.device(device), dtype, chunk, group=group, keeps_fp8=keeps_fp8
+        )
     if poison:
         with torch.inference_mode():
             shape = worker._cache.shape

@@ -330,6 +330,7 @@ def launch_everything() -> None:
         decode(GROUPED, float32, heads=16)
         decode(replace(GROUPED, head_dim=64), bfloat16, heads=64, with_sinks=True)
         decode(WINDOWED, bfloat16, heads=16)
+        decode(replace(GROUPED, page_size=1), bfloat16, heads=16)
     with mock.patch.multiple(kernel_ops, supports_pdl=lambda: True, PDL_MIN_ROWS=1):
         for rows in (ROWS, 32):
             drawn(rows)
@@ -346,7 +347,7 @@ def launch_everything() -> None:
         decode(GROUPED, float32, heads=16)
         decode(replace(GROUPED, head_dim=64), bfloat16, heads=64, with_sinks=True)
         decode(WINDOWED, bfloat16, heads=16)
-        decode(replace(GROUPED, page_size=1, index_kind="keys"), bfloat16, heads=16)
+        decode(replace(GROUPED, page_size=1), bfloat16, heads=16)
         decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
         decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
         decode(LATENT_FP8, bfloat16, heads=128, value_width=512)

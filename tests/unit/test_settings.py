@@ -58,12 +58,12 @@ def test_bounds_of_a_selection_do_not_bind_where_nothing_is_selected() -> None:
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SELECTOR", "exact")
+    monkeypatch.setenv("SELECTOR", "dense")
     monkeypatch.setenv("SPARSE_TOP_K", "64")
     monkeypatch.setenv("BACKUP_RING", "16")
     monkeypatch.setenv("HEALTH_PORT", "")  # empty: as if not set
     settings = ServeSettings()
-    assert (settings.selector, settings.sparse_top_k, settings.backup_ring) == ("exact", 64, 16)
+    assert (settings.selector, settings.sparse_top_k, settings.backup_ring) == ("dense", 64, 16)
     assert settings.health_port is None
 
 

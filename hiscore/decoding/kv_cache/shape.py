@@ -10,20 +10,19 @@ import torch
 from hiscore.decoding.interface.cache_config import PromptPool
 from hiscore.parallel.shard import WHOLE, Shard
 
-IndexKind = Literal["none", "bounds", "keys", "dsa"]
-"""What a selector reads of the keys: nothing, each page's bounds, all keys, or an indexer's own keys."""
+IndexKind = Literal["none", "bounds", "dsa"]
+"""What a selector reads of the keys: nothing, each page's bounds, or an indexer's own keys."""
 
 MAX_SELECTABLE_PAGES = 2**21 - 1
 """The kernels count pages in 21 bits."""
 
 
 def newest_selected(index_kind: IndexKind, ring_pages: int) -> int:
-    """How many of the newest pages every selection contains; the first page is then in it, too.
+    """Number of newest pages that every selection contains; the first page is then in it, too.
 
-    Bounds: all that the ring may hold, since the newest page is not complete. Keys: the newest token. An indexer
-    selects by its scores alone.
+    By bounds, all that the ring may hold: the newest page is not complete. An indexer selects by its scores alone.
     """
-    return {"bounds": ring_pages, "keys": 1}.get(index_kind, 0)
+    return ring_pages if index_kind == "bounds" else 0
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,8 @@ class CacheShape:
         self._check_at_least("top_pages", self.ring_pages + 1 if self.index_kind == "bounds" else 1)
         # A step must not evict what it has selected itself.
         self._check_at_least("lru_pages", self.top_pages)
-        if self.index_kind in ("keys", "dsa") and self.page_size != 1:
-            raise ValueError(f"page_size is {self.page_size}, but {self.index_kind!r} selects single tokens")
+        if self.index_kind == "dsa" and self.page_size != 1:
+            raise ValueError(f"page_size is {self.page_size}, but 'dsa' selects single tokens")
         if not self.windowed <= self.dense_layers:
             raise ValueError(f"windowed is {sorted(self.windowed)}: only dense layers keep a window")
         if self.windowed:
@@ -179,7 +178,6 @@ class CacheShape:
         index = {
             "none": (0,),
             "bounds": (indexed, self.host_pages, self.kv_heads, 2, self.head_dim),
-            "keys": (indexed, self.host_pages * self.page_size, self.kv_heads, self.head_dim),
             "dsa": (indexed, self.host_pages * self.page_size, self.index_dim),
         }[self.index_kind]
         # All tables have one width with room for any index into a buffer, so that look-ups need no bounds check.

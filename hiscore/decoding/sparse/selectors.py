@@ -1,18 +1,66 @@
 """The values of the SELECTOR setting and what implements each. A new selector is added here.
 
 The kernels (`triton_cache_ops`) follow the index kind and need nothing new for a selector that shares one.
+
+Quest scores a page by an upper bound on q.k, from the per-channel minima and maxima of its keys: a query's product
+with any key of a page is at most the sum over channels of the larger of its products with the channel's minimum
+and maximum. With pages of one token the bound is the product, and the selection that of attention itself.
+
+Source: Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv:2406.10774.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from hiscore.attention.base import AttentionShape
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import IndexKind
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.dsa import DsaSelector
-from hiscore.decoding.sparse.exact import ExactSelector
-from hiscore.decoding.sparse.quest import QuestSelector
-from hiscore.decoding.sparse.selection import Selector
+from hiscore.decoding.sparse.selection import (
+    Selection,
+    Selector,
+    rows_to_score,
+    select_by_attention,
+    zero_scores,
+)
+from hiscore.numerics import widen
+
+
+class QuestSelector:
+    """`Selector` by bounds of pages. The ring's pages are always selected: the newest page's bounds still grow."""
+
+    def __init__(self, cache: KVCache, shape: AttentionShape) -> None:
+        self._cache, self._shape = cache, shape
+
+    def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
+        (kept,) = torch.nonzero(host_slots >= 0, as_tuple=True)
+        keys, slots = keys[kept], host_slots[kept].long()
+        pages, offsets = slots // self._cache.shape.page_size, slots % self._cache.shape.page_size
+        bounds = self._cache.index_of(layer)
+        least, greatest = bounds[:, :, 0], bounds[:, :, 1]
+        least[pages[offsets == 0]] = float("inf")
+        greatest[pages[offsets == 0]] = float("-inf")
+        page_of_key = pages[:, None, None].expand_as(keys)
+        least.scatter_reduce_(0, page_of_key, keys, "amin")
+        greatest.scatter_reduce_(0, page_of_key, keys, "amax")
+
+    def scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
+        cache, shape = self._cache, self._shape
+        q = widen(q).unflatten(1, (shape.kv_heads, -1))
+        bounds = cache.index_of(layer)
+        out = zero_scores(cache, batch, shape.heads, q.dtype)
+        for row, pages in rows_to_score(cache, batch):
+            least, greatest = widen(bounds[pages]).permute(2, 1, 3, 0)
+            bound = q[row].clamp(min=0) @ greatest + q[row].clamp(max=0) @ least
+            out[row, :, : len(pages)] = (bound * shape.scale).flatten(0, 1)
+        return out
+
+    def select(self, scores: Tensor, batch: StepBatch) -> Selection:
+        return select_by_attention(self._cache, scores, batch, self._shape.soft_cap)
 
 
 @dataclass(frozen=True)
@@ -35,7 +83,6 @@ PAGE_SIZE = 32
 
 SELECTORS: dict[str, SelectorKind] = {
     "dense": SelectorKind("none", PAGE_SIZE, None),
-    "exact": SelectorKind("keys", 1, ExactSelector),
     "quest": SelectorKind("bounds", PAGE_SIZE, QuestSelector),
     "dsa": SelectorKind("dsa", 1, lambda cache, shape: DsaSelector(cache)),
     "auto": SelectorKind("bounds", PAGE_SIZE, QuestSelector),

@@ -102,7 +102,7 @@ class TritonCacheOps(TritonTransfers):
             q, cache.index_of(layer), out, batch.seq_indices, batch.positions, cache.host_block_table,
             shape.scale, q.stride(0), cache.host_block_table.stride(0), self._max_pages,
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=q.shape[2], PADDED=self._padded,
-            BOUNDS=cache.shape.index_kind == "bounds", PAGE=cache.shape.page_size,
+            PAGE=cache.shape.page_size,
             M=dot_size(shape.heads // shape.kv_heads), N=block,
             PRECISION=self._precision,
         )  # fmt: skip

@@ -70,8 +70,6 @@ class TritonTransfers:
                 cache.index.stride(0), ROW=sizes.kv_parts * sizes.kv_heads * sizes.head_dim,
                 KV_HEADS=sizes.kv_heads, HEAD_DIM=sizes.head_dim, PADDED=self._padded, PAGE=sizes.page_size,
             )  # fmt: skip
-        elif sizes.index_kind == "keys":
-            self._copy_rows(staging, cache.index, slots, host_slots, self._sparse)
 
     def fill_buffer(self, staging: Tensor, slots: Tensor, buffer_slots: Tensor) -> None:
         self._copy_rows(staging, self._cache.buffer, slots, buffer_slots, self._sparse)

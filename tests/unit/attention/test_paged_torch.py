@@ -10,34 +10,31 @@ from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import residency
 from hiscore.decoding.sparse.cache_ops import PageLists
-from hiscore.decoding.sparse.exact import ExactSelector
-from hiscore.decoding.sparse.quest import QuestSelector
+from hiscore.decoding.sparse.selectors import QuestSelector
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from tests.support.decode_cache import KnownCache, forget, random_contents
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 8
 ATTENTION = AttentionShape(HEADS, KV_HEADS, WIDTH, 0.3, None, (None, None))
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-SELECTORS = pytest.mark.parametrize("kind", ["bounds", "keys"])
+PAGES = pytest.mark.parametrize("page", [4, 1])
 LENGTHS = {4: 37, 0: 3, 2: 20, 1: 61}
 
 
-def shape_of(kind: str, top_tokens: int, dense: bool = False) -> CacheShape:
-    page = 4 if kind == "bounds" else 1
+def shape_of(page: int, top_tokens: int, dense: bool = False) -> CacheShape:
     top, ring = top_tokens // page, 2 if page == 4 else 5
     return CacheShape(
         layers=2, kv_heads=KV_HEADS, kv_parts=2, head_dim=WIDTH, page_size=page, max_sequences=6,
         max_pages=120 // page,
         host_pages=600 // page, device_pages=600 // page, lru_pages=top, ring_pages=ring, top_pages=top,
-        dense_layers=frozenset({0, 1}) if dense else frozenset(), index_kind=kind,
+        dense_layers=frozenset({0, 1}) if dense else frozenset(), index_kind="bounds",
     )  # fmt: skip
 
 
 def known_cache(shape: CacheShape, dtype: torch.dtype, attention: AttentionShape = ATTENTION) -> KnownCache:
-    selector = QuestSelector if shape.index_kind == "bounds" else ExactSelector
     contents = random_contents(shape, seed=7, sequences=8)
     known = KnownCache(
-        shape, contents, newest=5, selector=lambda cache: selector(cache, attention), dtype=dtype
+        shape, contents, newest=5, selector=lambda cache: QuestSelector(cache, attention), dtype=dtype
     )
     for number, (seq_index, length) in enumerate(LENGTHS.items()):
         assert known.admit(seq_index, length, 120, number=number)
@@ -69,10 +66,10 @@ def clear(known: KnownCache, seq_indices: list[int]) -> None:
 
 
 @DTYPES
-@SELECTORS
-def test_everything_out_of_the_host_is_dense_to_the_last_bit(kind: str, dtype: torch.dtype) -> None:
-    sparse = known_cache(shape_of(kind, 80), dtype)
-    dense = known_cache(shape_of(kind, 80, dense=True), dtype)
+@PAGES
+def test_everything_out_of_the_host_is_dense_to_the_last_bit(page: int, dtype: torch.dtype) -> None:
+    sparse = known_cache(shape_of(page, 80), dtype)
+    dense = known_cache(shape_of(page, 80, dense=True), dtype)
     assert not sparse.cache.fully_resident[list(LENGTHS)].any()
     for step in range(15):
         seq_indices = [seq_index for seq_index in LENGTHS if (seq_index + step) % 4]
@@ -90,10 +87,10 @@ def test_everything_out_of_the_host_is_dense_to_the_last_bit(kind: str, dtype: t
 
 
 @DTYPES
-@SELECTORS
-def test_all_resident_is_all_missing_to_the_last_bit(kind: str, dtype: torch.dtype) -> None:
+@PAGES
+def test_all_resident_is_all_missing_to_the_last_bit(page: int, dtype: torch.dtype) -> None:
     """Two caches choose the same few pages of many; one keeps what it can, the other starts with none."""
-    keeping, clearing = known_cache(shape_of(kind, 20), dtype), known_cache(shape_of(kind, 20), dtype)
+    keeping, clearing = known_cache(shape_of(page, 20), dtype), known_cache(shape_of(page, 20), dtype)
     for step in range(15):
         rows = keeping.rows(list(LENGTHS))
         q = queries(len(rows.seq_indices), step, dtype)
@@ -117,12 +114,12 @@ def test_all_resident_is_all_missing_to_the_last_bit(kind: str, dtype: torch.dty
 def test_a_skipped_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency, "copy_pages", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_everything_out_of_the_host_is_dense_to_the_last_bit("bounds", torch.float32)
+        test_everything_out_of_the_host_is_dense_to_the_last_bit(4, torch.float32)
 
 
 def test_another_order_has_other_bits() -> None:
     """What the equalities above rest on: the same set in another order is not the same to the last bit."""
-    dense = known_cache(shape_of("keys", 20, dense=True), torch.float32)
+    dense = known_cache(shape_of(1, 20, dense=True), torch.float32)
     rows = dense.rows([1])
     dense.write(rows)
     q = queries(1, 0, torch.float32)
@@ -138,7 +135,7 @@ def test_another_order_has_other_bits() -> None:
 
 @DTYPES
 def test_a_row_s_bits_are_its_own(dtype: torch.dtype) -> None:
-    known = known_cache(shape_of("bounds", 20, dense=True), dtype)
+    known = known_cache(shape_of(4, 20, dense=True), dtype)
     rows = known.rows(list(LENGTHS), padding=2)
     known.write(rows)
     q = queries(len(rows.seq_indices), 0, dtype)

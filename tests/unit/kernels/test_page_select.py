@@ -62,7 +62,7 @@ def plain_selection(
     ):
         count = position // shape.page_size + 1 if seq_index >= 0 else 0
         budget = count if seq_index >= 0 and cache.full_attention[seq_index] else min(count, shape.top_pages)
-        newest = {"bounds": shape.ring_pages, "keys": 1, "dsa": 0}[shape.index_kind]
+        newest = {"bounds": shape.ring_pages, "dsa": 0}[shape.index_kind]
         forced = set() if own else {0, *range(count - newest, count)}
         of_row = []
         for head, group in enumerate(scores[row, :, :count].cpu().unflatten(0, (shape.kv_heads, -1))):
@@ -158,8 +158,8 @@ CASES = {
     "quest": (SHAPE, 3, None, random),
     "quest, capped": (SHAPE, 2, 1.5, random),
     "quest, ties": (SHAPE, 1, None, tied),
-    "exact": (
-        replace(SHAPE, index_kind="keys", page_size=1, max_pages=90, host_pages=300, device_pages=200,
+    "quest, single tokens": (
+        replace(SHAPE, page_size=1, max_pages=90, host_pages=300, device_pages=200,
         lru_pages=23,
                 ring_pages=5, top_pages=19), 1, None, tied,
     ),
@@ -252,7 +252,7 @@ def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatc
     """The controls of the test above: plain torch that does otherwise differs from the kernels."""
     import hiscore.decoding.sparse.residency as plain
 
-    case = "exact" if mutation == "ties to any" else "quest"
+    case = "quest, single tokens" if mutation == "ties to any" else "quest"
     if mutation == "a younger victim":
         oldest = plain._least_recently_used
         monkeypatch.setattr(plain, "_least_recently_used", lambda used, counts: oldest(-used, counts))

@@ -18,7 +18,7 @@ NO_TOKENIZER = Capabilities(
 TOKENIZER_ALONE = Capabilities(
     models=("tokenizer",), left_out={"score": "no scorer", "scorer": "odd", "decode": "odd"}
 )
-SELECTORS: tuple[Selector, ...] = ("auto", "quest", "exact", "dense")
+SELECTORS: tuple[Selector, ...] = ("auto", "quest", "dense")
 
 
 def test_values_are_filled_in_and_escaped() -> None:
@@ -62,7 +62,7 @@ def test_templates_are_filled_with_batching_and_instances(tmp_path: Path, device
 def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     """No setting is lost, mixed up or left at its default between the environment and a model."""
     given: dict[str, Any] = {
-        "selector": "exact", "dtype": "bfloat16", "log_format": "json",
+        "selector": "quest", "dtype": "bfloat16", "log_format": "json",
         "generation_config": "checkpoint", "indexer_prefill": "kernels", "indexer_dtype": "fp8",
         "prefix_cache": True, "prefill_attention": "triton",
     }  # fmt: skip
@@ -178,7 +178,7 @@ def test_a_selection_that_cannot_be_is_refused(
     ("asked", "selectors", "chosen"),
     [
         ("auto", SELECTORS, "auto"),
-        ("exact", SELECTORS, "exact"),
+        ("quest", SELECTORS, "quest"),
         ("auto", ("dsa", "dense"), "dsa"),
         ("dense", ("dsa", "dense"), "dense"),
     ],
@@ -193,7 +193,7 @@ def test_the_checkpoint_decides_which_selectors_there_are(
 
 def test_a_selector_that_the_checkpoint_has_not_is_refused() -> None:
     settings = ServeSettings(selector="dsa")
-    with pytest.raises(LaunchError, match="SELECTOR is 'dsa': this checkpoint has auto, quest, exact, dense"):
+    with pytest.raises(LaunchError, match="SELECTOR is 'dsa': this checkpoint has auto, quest, dense"):
         model_values(settings, Path("/a"), "cpu", ("scorer", "decode"), SELECTORS)
     # Where decode is not loaded, its setting is not checked.
     assert set(model_values(settings, Path("/a"), "cpu", ("scorer",), SELECTORS)) == {"scorer"}

@@ -39,7 +39,7 @@ def test_every_family_is_compared_with_transformers() -> None:
 
 
 def test_only_decoder_families_have_keys_for_every_head() -> None:
-    assert {family.selectors for family in DECODER_FAMILIES.values()} == {("auto", "quest", "exact", "dense")}
+    assert {family.selectors for family in DECODER_FAMILIES.values()} == {("auto", "quest", "dense")}
     assert {family.selectors for family in DSA_FAMILIES.values()} == {("dsa", "dense")}
 
 

@@ -24,7 +24,6 @@ SHAPE = CacheShape(
         ("top_pages", 8, "lru_pages is 7, must be at least 8"),
         ("top_pages", 2, "top_pages is 2, must be at least 3"),
         ("ring_pages", 0, "ring_pages is 0"),
-        ("index_kind", "keys", "page_size is 4, but 'keys' selects single tokens"),
         ("index_kind", "dsa", "page_size is 4, but 'dsa' selects single tokens"),
         ("index_kind", "none", "index_kind is 'none'"),
         ("host_pages", 2**29, r"host_pages is 536870912 with 4 tokens each"),
@@ -43,7 +42,7 @@ def test_sizes_that_do_not_fit_are_refused(field: str, value: object, message: s
     [
         {"top_pages": 7},  # as many as the LRU pages
         {"top_pages": 3},  # the ring's and the first
-        {"top_pages": 1, "index_kind": "keys", "page_size": 1},
+        {"top_pages": 1, "index_kind": "dsa", "page_size": 1},
         {"host_pages": 2**29 - 1},  # 2^31 - 4 slots
         {"max_pages": MAX_SELECTABLE_PAGES, "lru_pages": MAX_SELECTABLE_PAGES},
         {"max_pages": 2**21, "dense_layers": frozenset(range(4)), "index_kind": "none", "device_pages": 0},
@@ -64,7 +63,6 @@ def test_layers_are_dense_or_sparse_and_some_share_a_selection() -> None:
     ("kind", "page_size", "shape"),
     [
         ("bounds", 4, (2, 80, 3, 2, 8)),
-        ("keys", 1, (2, 80, 3, 8)),
         ("dsa", 1, (2, 80, 5)),
     ],
 )
@@ -141,6 +139,6 @@ def test_windows_that_do_not_fit_are_refused(field: str, value: object, message:
 
 
 def test_what_every_selection_contains() -> None:
-    kinds: list[IndexKind] = ["none", "bounds", "keys", "dsa"]
-    assert [newest_selected(kind, 3) for kind in kinds] == [0, 3, 1, 0]
+    kinds: list[IndexKind] = ["none", "bounds", "dsa"]
+    assert [newest_selected(kind, 3) for kind in kinds] == [0, 3, 0]
     assert SHAPE.newest_selected == 2

@@ -32,7 +32,7 @@ SMALL = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, con
 
 
 @given(
-    selector=st.sampled_from(["dense", "quest", "exact"]),
+    selector=st.sampled_from(["dense", "quest"]),
     host=st.integers(1, 2_000),
     device=st.integers(1, 2_000),
     streams=st.integers(1, 40),
@@ -85,15 +85,12 @@ def test_pools_take_no_more_than_there_is(
 
 @pytest.mark.parametrize("top_k", [2, 8, 32])
 def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int) -> None:
-    """`exact` is defined by k and an indexer by its checkpoint's top-k: the ring makes no difference."""
-    settings = CacheSettings(selector="exact", sparse_top_k=top_k, device_buffer_size=64, backup_ring=top_k)
+    """An indexer selects by its checkpoint's top-k: the ring makes no difference."""
     indexed = replace(SMALL, kv_heads=1, kv_parts=1, index_dim=8, top_k=top_k)
-    own = CacheSettings(selector="dsa", sparse_top_k=64, device_buffer_size=64, backup_ring=top_k)
-    memory = MemoryBudget(2**30, 2**30, 4)
-    for chosen, model in ((settings, SMALL), (own, indexed)):
-        shape, _ = plan_cache(chosen, model, memory, torch.float32, 256)
-        assert shape.top_pages == top_k
-        assert shape.lru_pages >= top_k
+    settings = CacheSettings(selector="dsa", sparse_top_k=64, device_buffer_size=64, backup_ring=top_k)
+    shape, _ = plan_cache(settings, indexed, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
+    assert shape.top_pages == top_k
+    assert shape.lru_pages >= top_k
 
 
 def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
@@ -147,13 +144,12 @@ def test_index_keys_of_another_dtype_count_with_their_own_bytes() -> None:
     assert staged == [8 * (1_152 + 256), 8 * (1_152 + 132)]
 
 
-@pytest.mark.parametrize("selector", ["quest", "exact"])
-def test_a_buffer_is_no_longer_than_a_stream(selector: str) -> None:
+def test_a_buffer_is_no_longer_than_a_stream() -> None:
     """Tables and scratch have an entry for each page of a buffer, whether a sequence can use it or not."""
     memory = MemoryBudget(2**40, 2**40, 4)
     planned = [
         plan_cache(
-            CacheSettings(selector=selector, device_buffer_size=size), SMALL, memory, torch.float32, 256
+            CacheSettings(selector="quest", device_buffer_size=size), SMALL, memory, torch.float32, 256
         )
         for size in (4_096, 10**9)
     ]
@@ -170,10 +166,9 @@ def test_a_buffer_of_the_asked_size_holds_ring_and_lru_pages() -> None:
     assert (cache_config.ring_pages, cache_config.lru_pages) == (2, 30)
 
 
-@pytest.mark.parametrize("selector", ["quest", "exact"])
-def test_what_is_always_selected_has_room(selector: str) -> None:
+def test_what_is_always_selected_has_room() -> None:
     """The first page and the newest, regardless of the setting."""
-    settings = CacheSettings(selector=selector, sparse_top_k=1, backup_ring=1)
+    settings = CacheSettings(selector="quest", sparse_top_k=1, backup_ring=1)
     shape, _ = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
     assert shape.top_pages == 2
 
@@ -194,8 +189,9 @@ def test_fewer_dense_layers_leave_room_for_larger_buffers() -> None:
     # Where all layers are dense there is no staging pool.
     assert longest[3] == longest[4]
     # Of quest alone.
+    indexed = replace(model, kv_heads=1, kv_parts=1, index_dim=8)
     shape, _ = plan_cache(
-        CacheSettings(selector="exact"), model, MemoryBudget(MIB * 64, MIB * 64, 1), torch.float32, 1
+        CacheSettings(selector="dsa"), indexed, MemoryBudget(MIB * 64, MIB * 64, 1), torch.float32, 1
     )
     assert shape.dense_layers == {3}
 

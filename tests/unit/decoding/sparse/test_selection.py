@@ -16,9 +16,8 @@ from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import selection as selection_module
 from hiscore.decoding.sparse.dsa import DsaSelector
-from hiscore.decoding.sparse.exact import ExactSelector
-from hiscore.decoding.sparse.quest import QuestSelector
 from hiscore.decoding.sparse.selection import Selection, Selector, select_all_pages, select_top_pages
+from hiscore.decoding.sparse.selectors import QuestSelector
 from tests.support.decode_cache import poison
 
 KV_HEADS, GROUP, WIDTH = 2, 3, 4
@@ -158,10 +157,10 @@ def check(selection: Selection, rows: StepBatch, expected: list[list[tuple[list[
 
 @pytest.mark.parametrize("cap", [None, 0.75])
 @pytest.mark.parametrize("seed", range(4))
-def test_exact_chooses_by_its_definition(seed: int, cap: float | None) -> None:
+def test_quest_of_single_tokens_chooses_by_attention_itself(seed: int, cap: float | None) -> None:
     rows, keys, q = make_batch(seed)
-    cache = cache_of(page=1, top=9, ring=4, index="keys")
-    selector = ExactSelector(cache, attention_shape(cap))
+    cache = cache_of(page=1, top=9, ring=1, index="bounds")
+    selector = QuestSelector(cache, attention_shape(cap))
     write(cache, selector, rows, keys, chunk=64)
     selection = choose(selector, q, rows)
     assert selection.pages.shape == (6, KV_HEADS, 9)
@@ -170,8 +169,8 @@ def test_exact_chooses_by_its_definition(seed: int, cap: float | None) -> None:
 
 def test_the_loop_notices_ties_broken_the_other_way() -> None:
     rows, keys, q = make_batch(0)
-    cache = cache_of(page=1, top=9, ring=4, index="keys")
-    selector = ExactSelector(cache, attention_shape())
+    cache = cache_of(page=1, top=9, ring=1, index="bounds")
+    selector = QuestSelector(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
     wrong = [exact_loop(q[row], k, 9, None, tie=-1) if len(k) else [] for row, k in enumerate(keys)]
     with pytest.raises(AssertionError):
@@ -206,12 +205,11 @@ def test_quest_bounds_are_those_of_the_page_s_present_owner() -> None:
     check(choose(selector, q, rows), rows, expected)
 
 
-@pytest.mark.parametrize("kind", ["keys", "bounds"])
-def test_a_full_stream_gets_everything_and_changes_no_other(kind: str) -> None:
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_full_stream_gets_everything_and_changes_no_other(page: int) -> None:
     rows, keys, q = make_batch(2)
-    page = 1 if kind == "keys" else 4
-    cache = cache_of(page, 5, 2, kind)
-    selector = (ExactSelector if kind == "keys" else QuestSelector)(cache, attention_shape())
+    cache = cache_of(page, 5, 2, "bounds")
+    selector = QuestSelector(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
     before = choose(selector, q, rows)
     cache.full_attention[1] = True
@@ -225,15 +223,15 @@ def test_a_full_stream_gets_everything_and_changes_no_other(kind: str) -> None:
     assert torch.equal(after.mass[others], before.mass[others])
 
 
-@pytest.mark.parametrize("kind", ["keys", "bounds"])
-def test_a_row_s_choice_is_its_own_to_the_last_bit(kind: str) -> None:
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_row_s_choice_is_its_own_to_the_last_bit(page: int) -> None:
     """Random keys: the mass is a sum of all of a row's scores, so it would show any other order of sums."""
     generator = torch.Generator().manual_seed(3)
     rows, keys, q = make_batch(3)
     keys = [torch.randn(k.shape, generator=generator, dtype=torch.float64) for k in keys]
     q = torch.randn(q.shape, generator=generator, dtype=torch.float64)
-    cache = cache_of(1 if kind == "keys" else 4, 5, 2, kind)
-    selector = (ExactSelector if kind == "keys" else QuestSelector)(cache, attention_shape())
+    cache = cache_of(page, 5, 2, "bounds")
+    selector = QuestSelector(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
     together = choose(selector, q, rows)
     for row in range(len(rows.seq_indices)):
@@ -244,14 +242,14 @@ def test_a_row_s_choice_is_its_own_to_the_last_bit(kind: str) -> None:
         assert torch.equal(alone.mass[0], together.mass[row])
 
 
-@pytest.mark.parametrize("kind", ["keys", "bounds"])
-def test_bfloat16_is_scored_in_float32(kind: str) -> None:
+@pytest.mark.parametrize("page", [1, 4])
+def test_bfloat16_is_scored_in_float32(page: int) -> None:
     rows, keys, q = make_batch(3)
     chosen = []
     for dtype in (torch.bfloat16, torch.float32):
-        cache = cache_of(1 if kind == "keys" else 4, 5, 2, kind)
+        cache = cache_of(page, 5, 2, "bounds")
         cache.index = cache.index.to(dtype)
-        selector = (ExactSelector if kind == "keys" else QuestSelector)(cache, attention_shape())
+        selector = QuestSelector(cache, attention_shape())
         # In multiples of 1/8 below 32 nothing is lost to bfloat16.
         write(cache, selector, rows, [k.to(dtype) for k in keys], chunk=64)
         chosen.append(choose(selector, q.to(dtype), rows))
@@ -319,8 +317,8 @@ def test_everything_is_all_pages() -> None:
 
 def test_rows_that_get_all_of_their_pages_are_not_scored() -> None:
     rows, keys, q = make_batch(0)
-    cache = cache_of(page=1, top=7, ring=4, index="keys")
-    selector = ExactSelector(cache, attention_shape())
+    cache = cache_of(page=1, top=7, ring=4, index="bounds")
+    selector = QuestSelector(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
     # Rows of 37, 1, 20, 64, no and 7 tokens.
     scored = selector.scores(1, q, rows).abs().sum((1, 2)) > 0
