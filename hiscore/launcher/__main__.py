@@ -119,7 +119,7 @@ def main() -> int:
         if settings.api_backend:
             return serve_api_alone(settings, settings.api_backend, make)
         with Server(settings, while_waiting=lambda: stop_with(make)) as server, ExitStack() as stack:
-            shared_memory = SharedMemoryWatch(settings.shm_bytes)
+            shared_memory = SharedMemoryWatch()
             http_api = None
             if has_api:
                 http_api = Api(settings, server.checkpoint, server.grpc_url, server.models)

@@ -20,7 +20,7 @@ from hiscore.launcher.api_tls import LinkRefused, link_variables
 from hiscore.launcher.child import start_child
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.ports import free_ports, is_free
-from hiscore.launcher.watchdog import RestartPolicy
+from hiscore.launcher.watchdog import RESTART_WINDOW_S, RestartPolicy
 from hiscore.settings import ApiProcessSettings, ServeSettings
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Api:
     ) -> None:
         self._settings, self._log_path = settings, log_path
         self._checkpoint, self._backend, self._models = checkpoint, backend, models
-        self._policy = RestartPolicy(settings.max_restarts, settings.restart_window_s)
+        self._policy = RestartPolicy(settings.max_restarts, RESTART_WINDOW_S)
         self._popen: subprocess.Popen[bytes] | None = None
         self._restart_at = 0.0
 
@@ -111,7 +111,7 @@ class Api:
             fault = f"the HTTP API stopped by itself with exit code {self._popen.returncode}"
             self._kill()
             pause = self._policy.next_pause(time.monotonic())
-            if self._settings.watchdog == "exit" or pause is None:
+            if pause is None:
                 raise LaunchError(fault)
             log.error("%s: restart in %g s", fault, pause)
             self._restart_at = time.monotonic() + pause

@@ -25,6 +25,11 @@ log = logging.getLogger(__name__)
 
 # What Triton answers for a model whose process sends no signs of life: there is nothing to wait for.
 NOT_HEALTHY = re.compile(r"Stub process.* is not healthy")
+# A canary is unanswered after so many times the interval between two: 60 s by default, more than a batch takes on
+# a GPU or a layer on a CPU.
+CANARY_PATIENCE = 2
+# Unanswered canaries in a row that count as a fault: one may be lost to a machine that stood still for a moment.
+CANARY_MISSES = 3
 
 
 @dataclass(frozen=True)

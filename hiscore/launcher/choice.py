@@ -13,6 +13,7 @@ from hiscore.launcher.distribution import Distribution, find_distribution
 from hiscore.launcher.early_checks import check_early
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.repository import Values, model_values, num_instances, select
+from hiscore.launcher.shared_memory import SHM_BYTES
 from hiscore.models.support import servable, unrotatable
 from hiscore.settings import ServeSettings
 
@@ -68,7 +69,7 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
         log.info("two errors of Triton about CUDA follow, which mean no more than that: there is no GPU")
     processes = {"score": 0, "tokenizer": 1}
     instances = sum(processes.get(model, num_instances(settings, device)) for model in models)
-    preflight.check_shared_memory(instances * settings.shm_bytes, preflight.free_shared_memory())
+    preflight.check_shared_memory(instances * SHM_BYTES, preflight.free_shared_memory())
     values = model_values(settings, directory, device, models, capabilities.selectors)
     return Choice(directory, models, left_out, device, distribution, values)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hiscore.launcher.addresses import for_evhtp, in_url
 from hiscore.launcher.ports import Ports
+from hiscore.launcher.shared_memory import SHM_BYTES
 
 # These show callers the server's internals or give control over it. They are locked with a key that nobody knows.
 RESTRICTED = "shared-memory,model-repository,trace,logging"
@@ -24,7 +25,6 @@ def tritonserver_flags(
     tracing: Sequence[str],
     ports: Ports,
     gpu: bool,
-    shm_bytes: int,
     drain_s: int,
 ) -> list[str]:
     """Flags for Triton 2.51 and newer.
@@ -39,7 +39,6 @@ def tritonserver_flags(
         tracing: From `trace_flags`.
         ports: None of them 0.
         gpu: Whether the models run on a GPU.
-        shm_bytes: Initial shared memory per model instance, and the step in which it grows.
         drain_s: Seconds that running calls get when the server stops.
     """
     # Without a GPU both features only log errors.
@@ -68,8 +67,8 @@ def tritonserver_flags(
         "--allow-sagemaker=false",
         "--allow-vertex-ai=false",
         f"--backend-config=python,shm-region-prefix-name={server_id}",
-        f"--backend-config=python,shm-default-byte-size={shm_bytes}",
-        f"--backend-config=python,shm-growth-byte-size={shm_bytes}",
+        f"--backend-config=python,shm-default-byte-size={SHM_BYTES}",
+        f"--backend-config=python,shm-growth-byte-size={SHM_BYTES}",
     ]
 
 

@@ -14,8 +14,6 @@ import re
 import resource
 from pathlib import Path
 
-from hiscore.memory.host import available_host_bytes
-
 log = logging.getLogger(__name__)
 
 MOST = 4 * 2**30
@@ -33,9 +31,8 @@ def limit_memory(pid: int, allowance: int) -> None:
 
     Args:
         pid: Id of a process of this user.
-        allowance: In bytes; 0: `default_allowance`.
+        allowance: In bytes.
     """
-    allowance = allowance or default_allowance(available_host_bytes())
     try:
         limit = data_bytes(pid) + allowance
         _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
@@ -45,7 +42,7 @@ def limit_memory(pid: int, allowance: int) -> None:
     except OSError as error:
         log.warning("no limit on what calls may take in tritonserver: %s", error)
         return
-    log.info("calls may take %d MiB in tritonserver itself (SERVER_MEMORY_BYTES)", allowance >> 20)
+    log.info("calls may take %d MiB in tritonserver itself", allowance >> 20)
 
 
 def data_bytes(pid: int) -> int:

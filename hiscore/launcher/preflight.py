@@ -89,7 +89,7 @@ def check_shared_memory(needed: int, free: int) -> None:
     if free < needed:
         raise LaunchError(
             f"{SHARED_MEMORY} has {free >> 20} MiB free, the models need {needed >> 20} MiB: make it larger "
-            "(docker run --shm-size=1g), or lower SHM_BYTES"
+            "(docker run --shm-size=1g)"
         )
 
 

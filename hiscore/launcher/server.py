@@ -8,16 +8,17 @@ from pathlib import Path
 from types import TracebackType
 
 from hiscore.launcher.addresses import in_url, is_ipv6, reachable
-from hiscore.launcher.canary import Canaries, Canary, HttpTransport, probes
+from hiscore.launcher.canary import CANARY_MISSES, CANARY_PATIENCE, Canaries, Canary, HttpTransport, probes
 from hiscore.launcher.choice import choose
 from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
 from hiscore.launcher.errors import LaunchError, NeverReady
-from hiscore.launcher.memory_limit import limit_memory
+from hiscore.launcher.memory_limit import default_allowance, limit_memory
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
 from hiscore.launcher.repository import batch_tokens, write_repository
 from hiscore.launcher.server_log import failure_reason
 from hiscore.launcher.workspace import Workspace
+from hiscore.memory.host import available_host_bytes
 from hiscore.progress import read_progress
 from hiscore.settings import ServeSettings
 
@@ -160,13 +161,15 @@ class Server:
         settings = self.settings
         if not settings.canary_seconds:
             return None
-        transport = HttpTransport(self.http_address, self.metrics_address, settings.canary_timeout_s)
+        transport = HttpTransport(
+            self.http_address, self.metrics_address, CANARY_PATIENCE * settings.canary_seconds
+        )
         directory = self._own_workspace.path
         canaries = [
             Canary(probe, transport, partial(read_progress, directory, probe.model))
             for probe in probes(self.models, self.checkpoint)
         ]
-        return Canaries(canaries, settings.canary_seconds, settings.canary_misses)
+        return Canaries(canaries, settings.canary_seconds, CANARY_MISSES)
 
     def _launch(self, requested: Ports) -> None:
         settings, workspace = self.settings, self._own_workspace
@@ -183,7 +186,6 @@ class Server:
                 tracing=trace_flags(settings.trace_url, settings.trace_rate),
                 ports=self.ports,
                 gpu=self._choice.device == "cuda",
-                shm_bytes=settings.shm_bytes,
                 drain_s=settings.drain_timeout_s,
             )
             command = [str(self._choice.distribution.tritonserver), *flags]
@@ -192,7 +194,7 @@ class Server:
             self._process = process
             try:
                 process.wait_until(self._is_ready, settings.ready_timeout_s)
-                limit_memory(process.pid, settings.server_memory_bytes)
+                limit_memory(process.pid, default_allowance(available_host_bytes()))
                 return
             except LaunchError as error:
                 process.stop(drain_s=0)

@@ -9,6 +9,12 @@ from hiscore.launcher.preflight import free_shared_memory
 log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 5.0
+SHM_BYTES = 64 * 2**20
+"""Shared memory of a model's instance at the start, and the step in which it grows.
+
+It holds the tensors of several of the largest calls (4,000,000 ids are 16 MB), and three models fit a /dev/shm of
+1 GiB with room to grow.
+"""
 
 
 class SharedMemoryWatch:
@@ -22,7 +28,7 @@ class SharedMemoryWatch:
 
     def __init__(
         self,
-        step: int,
+        step: int = SHM_BYTES,
         free: Callable[[], int] = free_shared_memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -40,7 +46,7 @@ class SharedMemoryWatch:
         if low and not self._low:
             log.error(
                 "/dev/shm has %d MiB left: calls for which a model's region would have to grow fail. Make it "
-                "larger (docker run --shm-size=2g), or lower SHM_BYTES",
+                "larger (docker run --shm-size=2g)",
                 free >> 20,
             )
         self._low = low

@@ -20,6 +20,8 @@ POLL_SECONDS = 0.2
 MAX_SECONDS_BETWEEN_CHECKS = 12.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
+# Long enough for a cause that comes back to use up MAX_RESTARTS, pauses and loading included.
+RESTART_WINDOW_S = 600
 
 
 class WatchedCanaries(Protocol):
@@ -101,7 +103,7 @@ class Watchdog:
     def __init__(self, server: WatchedServer, idle: Callable[[], None], clock: Clock = time) -> None:
         self._server, self._idle, self._clock = server, idle, clock
         settings = server.settings
-        self._policy = RestartPolicy(settings.max_restarts, settings.restart_window_s)
+        self._policy = RestartPolicy(settings.max_restarts, RESTART_WINDOW_S)
         self.restarts = 0
         self._canaries = server.start_canaries()
         self._busy_with = ""
@@ -151,16 +153,12 @@ class Watchdog:
         self._busy_with = "the server is being restarted"
         self._stop_canaries()
         self._server.kill()
-        settings = self._server.settings
+        most = self._server.settings.max_restarts
         while True:
-            if settings.watchdog == "exit":
-                raise LaunchError(fault)
             pause = self._policy.next_pause(self._clock.monotonic())
             if pause is None:
-                raise LaunchError(
-                    f"{fault}. Given up after {settings.max_restarts} restarts in "
-                    f"{settings.restart_window_s} seconds (MAX_RESTARTS, RESTART_WINDOW_S)"
-                )
+                given_up = f". Given up after {most} restarts in {RESTART_WINDOW_S} seconds (MAX_RESTARTS)"
+                raise LaunchError(f"{fault}{given_up if most else ''}")
             log.error("%s: restart %d in %g s", fault, self.restarts + 1, pause)
             self._pause(pause)
             self.restarts += 1

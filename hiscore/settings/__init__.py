@@ -12,7 +12,6 @@ from hiscore.settings.choices import (
     LogFormat,
     PrefixCaching,
     Selector,
-    WatchdogAction,
 )
 from hiscore.settings.groups import CacheSettings, Limits
 from hiscore.settings.models import (
@@ -48,6 +47,5 @@ __all__ = [
     "Selector",
     "ServeSettings",
     "TokenizerSettings",
-    "WatchdogAction",
     "from_model_directory",
 ]

@@ -18,7 +18,6 @@ IndexerDtype = Literal["auto", "fp8"]
 PrefixCaching = Literal["auto"] | bool
 # Where `decode` takes defaults of request parameters from.
 GenerationConfig = Literal["none", "checkpoint"]
-WatchdogAction = Literal["restart", "exit"]
 
 __all__ = [
     "Device",
@@ -30,5 +29,4 @@ __all__ = [
     "PrefillAttention",
     "PrefixCaching",
     "Selector",
-    "WatchdogAction",
 ]

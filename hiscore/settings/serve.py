@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from hiscore.settings.api import ApiSettings
-from hiscore.settings.choices import Device, WatchdogAction
+from hiscore.settings.choices import Device
 from hiscore.settings.groups import (
     CacheSettings,
     Division,
@@ -115,12 +115,6 @@ class Lifecycle(Settings):
     drain_timeout_s: PositiveInt = Field(
         default=30, description="seconds that running calls get when the server stops"
     )
-    shm_bytes: PositiveInt = Field(default=64 * 2**20, description="initial shared memory per model instance")
-    server_memory_bytes: NonNegativeInt = Field(
-        default=0,
-        description="memory that calls may take in tritonserver itself ([compressed calls]"
-        "(security.md#compressed-calls)); 0: a quarter of what is free once all models are loaded, at most 4 GiB",
-    )
 
 
 class FaultHandling(Settings):
@@ -128,23 +122,14 @@ class FaultHandling(Settings):
 
     section = "Faults"
 
-    watchdog: WatchdogAction = Field(
-        default="restart",
-        description="when a model dies or hangs: `restart` the server, or `exit` with code 1",
+    max_restarts: NonNegativeInt = Field(
+        default=5,
+        description="restarts within ten minutes when a model dies or hangs; after that, exit with code 1",
     )
-    max_restarts: PositiveInt = Field(
-        default=5, description="restarts within `RESTART_WINDOW_S`; after that, exit with code 1"
-    )
-    restart_window_s: PositiveInt = Field(default=600, description="length of that window in seconds")
     canary_seconds: NonNegativeInt = Field(
-        default=30, description="seconds without work after which a model is sent a canary; 0: never"
-    )
-    canary_timeout_s: PositiveInt = Field(
-        default=60,
-        description="seconds until a canary must be answered; more than a batch takes on a GPU, a layer on a CPU",
-    )
-    canary_misses: PositiveInt = Field(
-        default=3, description="unanswered canaries in a row that count as a fault"
+        default=30,
+        description="seconds without work after which a model is sent a canary; 0: never. It has twice as many to "
+        "answer, which must be more than a batch takes on a GPU, a layer on a CPU",
     )
 
 

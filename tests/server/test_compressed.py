@@ -4,6 +4,7 @@ import gzip
 import http.client
 import json
 import re
+import sys
 import zlib
 from pathlib import Path
 
@@ -21,6 +22,11 @@ pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 MIB = 2**20
 ALLOWED = 256 * MIB
 UNPACKED = 512 * MIB
+LAUNCHER_ALLOWING_LESS = [
+    sys.executable,
+    "-c",
+    f"from hiscore.launcher import __main__, memory_limit; memory_limit.MOST = {ALLOWED}; exit(__main__.main())",
+]
 TENSORS = (("query", "BYTES", "q"), ("items", "BYTES", "a"), ("label_token_ids", "INT32", 1))
 CALL = {
     "inputs": [
@@ -84,8 +90,7 @@ def grpc_call(server: Watched, query: bytes) -> None:
 def test_what_a_compressed_call_takes_is_bounded(tiny_lm: Path, tmp_path: Path) -> None:
     body = packed(UNPACKED)
     assert UNPACKED / len(body) > 1_000
-    settings = {"SERVER_MEMORY_BYTES": str(ALLOWED), "CANARY_SECONDS": "0"}
-    with watched(tiny_lm, tmp_path / "log", **settings) as server:
+    with watched(tiny_lm, tmp_path / "log", LAUNCHER_ALLOWING_LESS, CANARY_SECONDS="0") as server:
         at_rest = most_memory(server)
         # The control: compression as such is served.
         status, answer = post(server, gzip.compress(json.dumps(CALL).encode()))

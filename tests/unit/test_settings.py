@@ -167,7 +167,7 @@ def test_the_page_names_every_setting_with_default_and_values() -> None:
     assert starts["MAX_ITEMS"].startswith("| `MAX_ITEMS` | `10000` | 1 or more |")
     assert starts["CANARY_SECONDS"].startswith("| `CANARY_SECONDS` | `30` | 0 or more |")
     assert starts["ALLOW_KNOWN_CVES"].startswith("| `ALLOW_KNOWN_CVES` | `false` | `true`, `false` |")
-    assert starts["WATCHDOG"].startswith("| `WATCHDOG` | `restart` | `restart`, `exit` |")
+    assert starts["GENERATION_CONFIG"].startswith("| `GENERATION_CONFIG` | `none` | `none`, `checkpoint` |")
     assert starts["PREFIX_CACHE"].startswith("| `PREFIX_CACHE` | `auto` | `auto`, `true`, `false` |")
     assert starts["MODELS"].startswith("| `MODELS` | not set | text |")
     sections = re.findall("^## (.*)$", page(), re.MULTILINE)

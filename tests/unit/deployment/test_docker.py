@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 from hiscore.launcher import api
 from hiscore.launcher.process import STUB_SECONDS
 from hiscore.launcher.server import GRACE_SECONDS
+from hiscore.launcher.shared_memory import SHM_BYTES
 from hiscore.settings import ServeSettings
 from tests.support.deployment import DOCKER, ROOT, documents, required
 
@@ -187,7 +188,7 @@ def test_compose_lets_the_server_drain(name: str) -> None:
     assert service["networks"]["default"]["aliases"] == ["server"]
     # Three models at most have regions of SHM_BYTES to begin with.
     shm = int(service["shm_size"].removesuffix("gb")) * 2**30
-    assert shm >= 4 * 3 * ServeSettings.model_fields["shm_bytes"].default
+    assert shm >= 4 * 3 * SHM_BYTES
 
 
 def gibibytes(size: str) -> float:

@@ -16,6 +16,7 @@ from hiscore.launcher import api
 from hiscore.launcher.health import answer
 from hiscore.launcher.process import STUB_SECONDS
 from hiscore.launcher.server import GRACE_SECONDS
+from hiscore.launcher.shared_memory import SHM_BYTES
 from hiscore.models.support import MODELS
 from hiscore.settings import ServeSettings
 from tests.support.deployment import DOCKER, KUBERNETES, documents
@@ -363,7 +364,7 @@ def test_shared_memory_holds_the_regions() -> None:
     mounts = {mount["name"]: mount["mountPath"] for mount in container(deployment)["volumeMounts"]}
     assert mounts["shm"] == "/dev/shm"
     # tokenizer, scorer and decode, each grown three times.
-    regions = 3 * 4 * int(environment(container(deployment))["SHM_BYTES"])
+    regions = 3 * 4 * SHM_BYTES
     assert gibibytes(shm["emptyDir"]["sizeLimit"]) * GI >= regions
 
 

@@ -12,7 +12,7 @@ def flags(**changes: Any) -> list[str]:
     given: dict[str, Any] = {
         "repository": Path("/models"), "backends": Path("/backends"), "server_id": "hiscore-x",
         "address": "10.0.0.1", "http_address": "127.0.0.1", "tls": ["--tls"], "tracing": ["--trace"],
-        "ports": Ports(1, 2, 3), "gpu": True, "shm_bytes": 77, "drain_s": 9,
+        "ports": Ports(1, 2, 3), "gpu": True, "drain_s": 9,
     }  # fmt: skip
     return tritonserver_flags(**given | changes)
 
@@ -23,7 +23,8 @@ def test_every_argument_has_its_flag() -> None:
         "--http-address=127.0.0.1", "--http-port=1", "--grpc-address=10.0.0.1", "--grpc-port=2",
         "--metrics-address=10.0.0.1", "--metrics-port=3", "--tls", "--trace",
         "--backend-config=python,shm-region-prefix-name=hiscore-x",
-        "--backend-config=python,shm-default-byte-size=77", "--backend-config=python,shm-growth-byte-size=77",
+        "--backend-config=python,shm-default-byte-size=67108864",
+        "--backend-config=python,shm-growth-byte-size=67108864",
     } <= set(flags())  # fmt: skip
 
 
