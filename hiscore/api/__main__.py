@@ -51,7 +51,7 @@ def uvicorn_config(settings: ApiProcessSettings) -> uvicorn.Config:
         date_header=False,
         proxy_headers=False,
         workers=settings.api_processes,
-        limit_concurrency=settings.api_max_connections,
+        limit_concurrency=settings.max_connections,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=settings.drain_timeout_s,
         ssl_certfile=settings.listen_tls_cert,

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -24,7 +24,7 @@ from hiscore.api.errors import ApiError, cohere_error, nim_error, openai_error, 
 from hiscore.api.logprobs import LogprobsReader
 from hiscore.api.metrics import Metrics
 from hiscore.api.models import Models
-from hiscore.api.openapi import PAGE, describe
+from hiscore.api.openapi import describe
 from hiscore.api.relevance import Ranker
 from hiscore.api.routes import chat, completions, decisions, nim, pairs, rerank, score, systemone, tei
 from hiscore.api.sampling import Sampling
@@ -64,7 +64,7 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
     """
     settings = settings or ApiProcessSettings()  # type: ignore[call-arg]
     served = settings.served_models.split(",")
-    models = Models(settings.backend, served, settings.api_timeout_s)
+    models = Models(settings.backend, served, settings.request_timeout_s)
     names = ModelNames(settings.api_model_names, settings.checkpoint.name)
     metrics, keys = Metrics(), Keys(settings.api_keys_file)
     variants_of: dict[str, list[Variant]] = {}
@@ -101,9 +101,6 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
     async def openapi(request: Request) -> Response:
         return Response(description, media_type="application/json")
 
-    async def docs(request: Request) -> Response:
-        return HTMLResponse(PAGE)
-
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
@@ -117,7 +114,6 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
             Route("/health", health),
             Route("/metrics", metrics_page),
             Route("/openapi.json", openapi),
-            *([Route("/docs", docs)] if settings.api_docs else []),
         ],
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,

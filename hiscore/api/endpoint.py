@@ -24,7 +24,7 @@ from hiscore.api.interruption import Interrupted, Interruptible
 from hiscore.api.metrics import Metrics
 from hiscore.api.null_fields import is_given
 from hiscore.api.trace import follow
-from hiscore.settings import CANARY_ID, ApiSettings
+from hiscore.settings import CANARY_ID, ApiBounds
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Endpoint:
         self,
         route: str,
         variants: Sequence[Variant],
-        settings: ApiSettings,
+        settings: ApiBounds,
         keys: Keys,
         metrics: Metrics,
     ) -> None:
@@ -111,7 +111,7 @@ class Endpoint:
                 send_all = self._send_events(answer, variant, send, request_id)
                 # Nobody is left to tell, or somebody who does not read.
                 with suppress(ApiError, asyncio.TimeoutError, TimeoutError):
-                    most = self._settings.api_timeout_s + SLOWEST_READER_S
+                    most = self._settings.request_timeout_s + SLOWEST_READER_S
                     status = await asyncio.wait_for(unless_gone(receive, send_all), most)
                 return
             failed = isinstance(answer, ApiError)
@@ -132,7 +132,7 @@ class Endpoint:
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         self._keys.check(headers)
         settings = self._settings
-        body = await read_body(receive, headers, settings.api_max_body_bytes, settings.api_body_timeout_s)
+        body = await read_body(receive, headers, settings.api_max_body_bytes, settings.body_timeout_s)
         await check_values(body)
         return body
 

@@ -19,11 +19,6 @@ ERRORS = {
     "503": "The models do not answer",
     "504": "The models took too long",
 }
-PAGE = """<!doctype html>
-<title>hiscore</title>
-<h1>hiscore</h1>
-<p>The routes are described in <a href="/openapi.json">/openapi.json</a>.</p>
-"""
 
 
 def describe(endpoints: Sequence[Endpoint]) -> bytes:

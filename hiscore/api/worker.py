@@ -14,7 +14,7 @@ def app() -> Starlette:
     """The application of a process that uvicorn has just started."""
     settings = ApiProcessSettings()  # type: ignore[call-arg]
     configure_api(settings.log_format)
-    LimitedProtocol.header_timeout_s = settings.api_header_timeout_s
+    LimitedProtocol.header_timeout_s = settings.header_timeout_s
     return create_app(settings)
 
 

@@ -5,7 +5,7 @@ model's ``config.pbtxt`` (`from_model_directory` reads it), and docs/settings.md
 add a field to a group in `groups` (models read it, too) or `serve` (the launcher alone reads it).
 """
 
-from hiscore.settings.api import ApiProcessSettings, ApiSettings
+from hiscore.settings.api import ApiBounds, ApiProcessSettings, ApiSettings
 from hiscore.settings.choices import (
     Device,
     Dtype,
@@ -33,6 +33,7 @@ __all__ = [
     "DEFAULT_MODEL",
     "MODEL_SETTINGS",
     "MODEL_SETTINGS_FILE",
+    "ApiBounds",
     "ApiProcessSettings",
     "ApiSettings",
     "CacheSettings",

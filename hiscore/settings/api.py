@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from hiscore.settings.groups import Limits, LogSettings, Settings
+from hiscore.settings.groups import Limits, LogSettings, QueueSettings, Settings
 
 
 class ApiSettings(Settings):
@@ -37,20 +37,9 @@ class ApiSettings(Settings):
     api_keys_file: Path | None = Field(
         default=None, description="file with one API key a line: callers must send one. Not set: no keys"
     )
-    api_docs: bool = Field(default=False, description="serve `/docs`, a page that links to `/openapi.json`")
     api_max_body_bytes: PositiveInt = Field(
         default=32 * 2**20, description="bytes of a request's body, after decompression"
     )
-    api_max_connections: PositiveInt = Field(
-        default=1_024, description="connections per API process; further ones are answered with 503"
-    )
-    api_header_timeout_s: PositiveInt = Field(
-        default=10, description="seconds until a request's headers must be complete"
-    )
-    api_body_timeout_s: PositiveInt = Field(
-        default=60, description="seconds until a request's body must be complete"
-    )
-    api_timeout_s: PositiveInt = Field(default=600, description="seconds a request may take")
     prompt_template: str = Field(
         default="",
         description="how rerank requests become prompts: the name of a built-in template "
@@ -68,7 +57,26 @@ class ApiSettings(Settings):
     )
 
 
-class ApiProcessSettings(ApiSettings, LogSettings, BaseSettings):
+class ApiBounds(ApiSettings, QueueSettings):
+    """The settings that bound a request, and bounds that no deployment sets: callers meet them only by abuse."""
+
+    max_connections: PositiveInt = 1_024
+    """Connections per process, each of which may hold a body; further ones are answered with 503."""
+    header_timeout_s: PositiveInt = 10
+    """Seconds until a request's headers must be complete, which fit one packet."""
+    body_timeout_s: PositiveInt = 60
+    """Seconds until a request's body must be complete: the largest in that time takes 4.5 Mbit/s."""
+    compute_timeout_s: PositiveInt = 600
+    """Seconds that a request may take beside what it may wait (QUEUE_TIMEOUT_S): a stream of 32,768 tokens has to
+    make 55 a second."""
+
+    @property
+    def request_timeout_s(self) -> int:
+        """Seconds that a request may take."""
+        return self.queue_timeout_s + self.compute_timeout_s
+
+
+class ApiProcessSettings(ApiBounds, LogSettings, BaseSettings):
     """All settings of the API's own process, from the environment that the launcher gives it."""
 
     model_config = SettingsConfigDict(

@@ -432,8 +432,11 @@ def test_a_stop_lets_streams_finish(server: Server, tmp_path: Path) -> None:
         assert len(parts) > 50
 
 
-def test_a_stream_that_fails_says_so_and_ends(server: Server, tmp_path: Path) -> None:
-    with api_of(server, tmp_path / "log", api_timeout_s=3) as api:
+def test_a_stream_that_fails_says_so_and_ends(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HISCORE_COMPUTE_TIMEOUT_S", "2")
+    with api_of(server, tmp_path / "log", queue_timeout_s=1) as api:
         *_, error = all_events(api, TEXT, **LONG)
         assert error["error"]["code"] == "deadline_exceeded"
         assert "choices" not in error

@@ -40,11 +40,6 @@ def test_without_a_scorer_nothing_is_scored(make_client: MakeClient) -> None:
     assert "/v1/score" not in client.get("/openapi.json").json()["paths"]
 
 
-def test_docs_are_off(client: TestClient, make_client: MakeClient) -> None:
-    assert client.get("/docs").status_code == 404
-    assert "/openapi.json" in make_client(api_docs=True).get("/docs").text
-
-
 def test_keys_are_asked_for_where_there_is_something_to_protect(
     make_client: MakeClient, tmp_path: Path
 ) -> None:

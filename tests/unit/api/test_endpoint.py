@@ -13,7 +13,7 @@ from hiscore.api.auth import Keys
 from hiscore.api.endpoint import WATCH_AFTER_S, Endpoint, Variant, own_or_new_id, unless_gone
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, tei_error
 from hiscore.api.metrics import Metrics
-from hiscore.settings import CANARY_ID, ApiSettings
+from hiscore.settings import CANARY_ID, ApiBounds
 
 Handler = Callable[[Any, str], Awaitable[Any]]
 
@@ -33,7 +33,7 @@ def call(
     """Status, headers and body of an answer, and the page of metrics; leaves: the caller, after the body."""
     metrics = Metrics()
     variants = [Variant(Body, dict, handle, tei_error, field="text"), Variant(Body, dict, handle)]
-    endpoint = Endpoint("/route", variants, ApiSettings(api_max_body_bytes=100), Keys(None), metrics)
+    endpoint = Endpoint("/route", variants, ApiBounds(api_max_body_bytes=100), Keys(None), metrics)
     given = {"content-type": "application/json"} | {
         name.replace("_", "-"): value for name, value in headers.items()
     }
@@ -186,7 +186,7 @@ def test_a_request_is_freed_after_its_answer_has_been_sent() -> None:
         seen.append((message["type"], refs[0]() is not None))
 
     refs: list[weakref.ref[Kept]] = []
-    endpoint = Endpoint("/route", [Variant(Kept, dict, handle)], ApiSettings(), Keys(None), Metrics())
+    endpoint = Endpoint("/route", [Variant(Kept, dict, handle)], ApiBounds(), Keys(None), Metrics())
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
     asyncio.run(endpoint(scope, receive, send))
     assert seen == [("http.response.start", True), ("http.response.body", True)]

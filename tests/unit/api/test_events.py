@@ -12,7 +12,7 @@ from hiscore.api.endpoint import Endpoint, Variant
 from hiscore.api.errors import ApiError
 from hiscore.api.events import EventStream, started
 from hiscore.api.metrics import Metrics
-from hiscore.settings import ApiSettings
+from hiscore.settings import ApiBounds
 from tests.support.timeouts import TIMEOUT_S
 
 Make = Callable[[], AsyncGenerator[Any, None]]
@@ -50,7 +50,7 @@ class Call:
         async def handle(body: Any, request_id: str) -> EventStream:
             return await started(events())
 
-        settings = ApiSettings(api_timeout_s=TIMEOUT_S if self._reads else 1)
+        settings = ApiBounds(queue_timeout_s=1, compute_timeout_s=TIMEOUT_S if self._reads else 1)
         route = Endpoint("/route", [Variant(dict, dict, handle)], settings, Keys(None), self.metrics)
         messages = [{"type": "http.request", "body": b"{}", "more_body": False}]
 

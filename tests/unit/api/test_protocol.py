@@ -57,7 +57,7 @@ def address(
 ) -> Iterator[tuple[str, int]]:
     """Whose callers may take as long as they like."""
     monkeypatch.setattr(LimitedProtocol, "header_timeout_s", TIMEOUT_S)
-    limits = {"api_body_timeout_s": TIMEOUT_S, "api_max_connections": 30}
+    limits = {"body_timeout_s": TIMEOUT_S, "max_connections": 30}
     with served(make_client(**limits), make_settings(**limits)) as found:
         yield found
 
@@ -68,7 +68,7 @@ def hasty(
 ) -> Iterator[tuple[str, int]]:
     """Whose callers may not."""
     monkeypatch.setattr(LimitedProtocol, "header_timeout_s", HEADER_TIMEOUT_S)
-    limits = {"api_body_timeout_s": 1}
+    limits = {"body_timeout_s": 1}
     with served(make_client(**limits), make_settings(**limits)) as found:
         yield found
 
