@@ -21,7 +21,6 @@ from hiscore.attention.flashinfer_rows import MIN_ROWS, FlashInferRows, of_model
 from hiscore.attention.flashinfer_sizes import WORKSPACE_BYTES, PagedSizes, most_pages
 from hiscore.attention.metadata import Forward
 from hiscore.device import upload
-from hiscore.settings.choices import PrefillAttention
 
 log = logging.getLogger(__name__)
 
@@ -211,18 +210,13 @@ def why_not(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> 
 
 
 def choose_prefill_attention(
-    setting: PrefillAttention,
     shape: AttentionShape,
     dtype: torch.dtype,
     device: torch.device,
     sizes: PagedSizes,
 ) -> FlashInferAttention | None:
-    """What PREFILL_ATTENTION says; None: our own kernel. For the arguments see `FlashInferAttention`.
-
-    Raises:
-        ValueError: FlashInfer is asked for and cannot be used.
-    """
-    if setting == "triton" or (setting == "auto" and device.type != "cuda"):
+    """Take FlashInfer if it can be used; None: our own kernel. For the arguments see `FlashInferAttention`."""
+    if device.type != "cuda":
         return None
     if reason := why_not(shape, dtype, device):
         told = "prompts are prefilled by our own kernel and not by FlashInfer: %s"
@@ -240,7 +234,5 @@ def choose_prefill_attention(
         except Exception as error:  # there is no compiler, or one that fails
             log.warning("FlashInfer cannot be used", exc_info=error)
             reason = _first_line(error)
-    if setting == "flashinfer":
-        raise ValueError(f"PREFILL_ATTENTION is flashinfer, which cannot be used: {reason}")
     log.info(told, reason)
     return None

@@ -10,8 +10,6 @@ Dtype = Literal["auto", "float32", "bfloat16", "fp8", "int8"]
 Selector = Literal["auto", "dense", "quest", "dsa"]
 # How `decode` prefills a checkpoint with an indexer.
 IndexerPrefill = Literal["torch", "kernels"]
-# Kernels of attention in prompts.
-PrefillAttention = Literal["auto", "flashinfer", "triton"]
 # Numbers of the indexer's queries and keys.
 IndexerDtype = Literal["auto", "fp8"]
 # Whether `decode` finds what sequences have left; "auto" is for it to say.
@@ -26,7 +24,6 @@ __all__ = [
     "IndexerDtype",
     "IndexerPrefill",
     "LogFormat",
-    "PrefillAttention",
     "PrefixCaching",
     "Selector",
 ]

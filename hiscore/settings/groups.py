@@ -24,7 +24,6 @@ from hiscore.settings.choices import (
     IndexerDtype,
     IndexerPrefill,
     LogFormat,
-    PrefillAttention,
     PrefixCaching,
     Selector,
 )
@@ -192,12 +191,6 @@ class CacheSettings(ContextLimit):
         default="auto",
         description="numbers of an indexer's queries and keys: `auto` those of the model, `fp8` as DeepSeek-V3.2 "
         "was published ([what differs](decoding.md#an-indexer-in-fp8); GPUs of compute capability 8.9 and newer)",
-    )
-    prefill_attention: PrefillAttention = Field(
-        default="auto",
-        description="kernels of attention in prompts, on a GPU: `flashinfer` (its FlashAttention 3, for Hopper, "
-        "16 bits and models without windows), `triton` (our own), or `auto`, the first where it can be used "
-        "([what it needs](decoding.md#kernels-of-prefill))",
     )
     prefix_cache: PrefixCaching = Field(
         default="auto",

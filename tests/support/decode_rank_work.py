@@ -94,8 +94,8 @@ def can_flashinfer(rank: Rank, lacking: tuple[int, ...]) -> None:
     """From now on all but some ranks find that FlashInfer can be used; what they find means nothing on a CPU."""
     found = FoundFlashInfer()
 
-    def choose(setting: str, *arguments: Any) -> Any:
-        return choose_prefill_attention(setting, *arguments) if rank.shard.rank in lacking else found
+    def choose(*arguments: Any) -> Any:
+        return choose_prefill_attention(*arguments) if rank.shard.rank in lacking else found
 
     parts.choose_prefill_attention = choose
 

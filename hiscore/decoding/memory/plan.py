@@ -80,21 +80,20 @@ def paged_sizes(cache_config: CacheConfig) -> PagedSizes:
     )
 
 
-def prefill_inputs(
-    device: torch.device, cache_config: CacheConfig, has_windows: bool, may_page: bool
-) -> PrefillInputs:
-    """What a grouped-query model allocates for the inputs of its prefills, at most.
+def prefill_inputs(device: torch.device, cache_config: CacheConfig, has_windows: bool) -> PrefillInputs:
+    """Bound what a grouped-query model allocates for the inputs of its prefills.
+
+    FlashInfer's buffers count: whether it can be used is not known before it is tried.
 
     Args:
         device: Where it computes.
         cache_config: Sizes of a forward.
         has_windows: Whether layers keep a window only, and have slots of their own.
-        may_page: Whether FlashInfer may be used; whether it can be is not known before it is tried.
     """
     if device.type != "cuda":
         return PrefillInputs(0, 0)
     lists = 4 * MAX_CONTEXT_SLOTS * (2 if has_windows else 1)
-    on_device, pinned = buffer_bytes(paged_sizes(cache_config)) if may_page else (0, 0)
+    on_device, pinned = buffer_bytes(paged_sizes(cache_config))
     return PrefillInputs(lists + on_device, pinned)
 
 

@@ -110,11 +110,6 @@ def make_worker(settings: DecodeSettings, leader: Leader, resources: ServerResou
             raise ValueError(f"{name} is fp8, which needs compute capability 8.9, but {where} has {found}")
     if settings.indexer_prefill == "kernels" and where.type != "cuda":
         raise ValueError("INDEXER_PREFILL is kernels, which need a GPU, but DEVICE is cpu: set it to torch")
-    if settings.prefill_attention == "flashinfer" and is_latent(Path(settings.checkpoint)):
-        raise ValueError(
-            "PREFILL_ATTENTION is flashinfer, which has no attention for a checkpoint with an indexer: set it to "
-            "auto, and INDEXER_PREFILL to what prompts are to be prefilled by"
-        )
     what = Build(settings, DTYPES[dtype], prefill_token_budget(settings.checkpoint, where), keeps_fp8)
     leader.prepare(partial(enter, resources=resources))
     memory = leader.do(partial(agree, what=what))
@@ -158,8 +153,7 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     staging = staging_tokens * staging_token_bytes(shape_of_model, what.dtype, shape.windowed)
     inputs = PrefillInputs(0, 0)
     if not is_latent(what.checkpoint):
-        may_page = what.settings.prefill_attention != "triton"
-        inputs = prefill_inputs(rank.device, cache_config, bool(shape.windowed), may_page)
+        inputs = prefill_inputs(rank.device, cache_config, bool(shape.windowed))
     owner = resources.owner("decode", rank.device, rank.shard.rank, rank.shard.ranks)
     for plan in plan_memory(rank.device, shape.bytes(what.dtype), staging, weights, activations, inputs):
         resources.ledger.claim(owner, plan)

@@ -81,9 +81,6 @@ def load_parts(
         resources: What the model shares with its server; None: there is no server, and memory enough.
         group: The ranks that decode together; None: there is one.
         keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so.
-
-    Raises:
-        ValueError: PREFILL_ATTENTION asks for what this rank cannot use.
     """
     model_shape, _ = read_shape(checkpoint, settings, group.shard if group else WHOLE)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
@@ -112,9 +109,7 @@ def load_parts(
     grouped.after_layer = progress
     cache = KVCache.allocate(shape, dtype, device)
     sizes = paged_sizes(cache_config)
-    found = choose_prefill_attention(
-        settings.prefill_attention, grouped.attention_shape, dtype, device, sizes
-    )
+    found = choose_prefill_attention(grouped.attention_shape, dtype, device, sizes)
 
     def make_grouped(group: Group) -> DecodeModel:
         return GroupedModel(grouped, cache, staging, cache_config, agree_on(found, group, device))

@@ -75,7 +75,7 @@ def test_blocks_that_cannot_be_compiled_leave_the_librarys(
     )
     shape, sizes = replace(SHAPE, head_dim=128), replace(SIZES, max_rows=MIN_ROWS)
     with caplog.at_level("INFO"):
-        found = choose_prefill_attention("flashinfer", shape, torch.bfloat16, hopper, sizes)
+        found = choose_prefill_attention(shape, torch.bfloat16, hopper, sizes)
     assert found is not None
     assert found.over_rows(MIN_ROWS) is None
     asked, library = made
@@ -86,7 +86,7 @@ def test_blocks_that_cannot_be_compiled_leave_the_librarys(
     made.clear()
     monkeypatch.setattr(flashinfer_blocks, "jit_args", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
-        choose_prefill_attention("flashinfer", shape, torch.bfloat16, hopper, sizes)
+        choose_prefill_attention(shape, torch.bfloat16, hopper, sizes)
     assert not made
 
 
@@ -118,7 +118,7 @@ def test_whole_prompts_attend_over_rows_if_that_has_the_bits_of_pages(
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     shape, sizes = replace(SHAPE, head_dim=128), replace(SIZES, max_rows=MIN_ROWS)
     with caplog.at_level("INFO"):
-        found = choose_prefill_attention("flashinfer", shape, torch.bfloat16, hopper, sizes)
+        found = choose_prefill_attention(shape, torch.bfloat16, hopper, sizes)
     assert found is not None
     assert (found.over_rows(MIN_ROWS) is None) == bool(told)
     assert found.over_rows(MIN_ROWS - 1) is None
@@ -133,13 +133,7 @@ def out_of_memory(dtype: torch.dtype) -> list[Any]:
 
 
 def test_the_cpu_has_our_own_attention() -> None:
-    assert choose_prefill_attention("auto", SHAPE, torch.bfloat16, CPU, SIZES) is None
-    assert choose_prefill_attention("triton", SHAPE, torch.bfloat16, CPU, SIZES) is None
-
-
-def test_flashinfer_is_refused_by_name_where_it_cannot_be_used() -> None:
-    with pytest.raises(ValueError, match=r"PREFILL_ATTENTION is flashinfer.*compute capability"):
-        choose_prefill_attention("flashinfer", SHAPE, torch.bfloat16, CPU, SIZES)
+    assert choose_prefill_attention(SHAPE, torch.bfloat16, CPU, SIZES) is None
 
 
 def test_what_is_planned_for_its_buffers_is_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,15 +209,12 @@ def test_where_flashinfer_cannot_be_loaded_our_own_kernel_is_used_and_the_log_sa
 ) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     with caplog.at_level("INFO"):
-        assert choose_prefill_attention("auto", SHAPE, torch.bfloat16, hopper, SIZES) is None
+        assert choose_prefill_attention(SHAPE, torch.bfloat16, hopper, SIZES) is None
     last = caplog.records[-1].getMessage()
     assert "our own kernel, long ones slower than by FlashInfer" in last
     assert reason in last
     assert "\n" not in last
     assert ("loading FlashInfer" in caplog.text) == loads
-    with pytest.raises(ValueError, match="PREFILL_ATTENTION is flashinfer, which cannot be used") as caught:
-        choose_prefill_attention("flashinfer", SHAPE, torch.bfloat16, hopper, SIZES)
-    assert reason in str(caught.value)
 
 
 def test_a_flashinfer_whose_packages_do_not_match_is_left_out(
@@ -235,7 +226,7 @@ def test_a_flashinfer_whose_packages_do_not_match_is_left_out(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
     with caplog.at_level("INFO"):
-        assert choose_prefill_attention("auto", SHAPE, torch.bfloat16, hopper, SIZES) is None
+        assert choose_prefill_attention(SHAPE, torch.bfloat16, hopper, SIZES) is None
     assert "flashinfer-jit-cache version does not match" in caplog.records[-1].getMessage()
 
 
@@ -243,11 +234,11 @@ def test_control_one_that_loads_is_used_and_a_full_gpu_is_no_reason_to_leave_it_
     hopper: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", planning(lambda *args, **named: None))
-    found = choose_prefill_attention("auto", SHAPE, torch.bfloat16, hopper, SIZES)
+    found = choose_prefill_attention(SHAPE, torch.bfloat16, hopper, SIZES)
     assert isinstance(found, FlashInferAttention)
     monkeypatch.setitem(sys.modules, "flashinfer", failing(torch.OutOfMemoryError("full")))
     with pytest.raises(torch.OutOfMemoryError):
-        choose_prefill_attention("auto", SHAPE, torch.bfloat16, hopper, SIZES)
+        choose_prefill_attention(SHAPE, torch.bfloat16, hopper, SIZES)
 
 
 @pytest.mark.parametrize(

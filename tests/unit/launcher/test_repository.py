@@ -64,7 +64,7 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "selector": "quest", "dtype": "bfloat16", "log_format": "json",
         "generation_config": "checkpoint", "indexer_prefill": "kernels", "indexer_dtype": "fp8",
-        "prefix_cache": True, "prefill_attention": "triton",
+        "prefix_cache": True,
     }  # fmt: skip
     every = {name for declared in MODEL_SETTINGS.values() for name in declared.model_fields}
     numbers = sorted(every - set(given) - {"checkpoint", "takes_text"})

@@ -63,7 +63,7 @@ def planned(
         cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, shape.windowed)
     )
     activations = forward_bytes(a, rows, budget.max_sequences, dtype.itemsize, kind == "cuda")
-    inputs = prefill_inputs(device, cache_config, bool(shape.windowed), may_page=True)
+    inputs = prefill_inputs(device, cache_config, bool(shape.windowed))
     return shape, cache_config, plan_memory(device, shape.bytes(dtype), staging, weights, activations, inputs)
 
 
@@ -152,9 +152,9 @@ def test_what_prefills_say_about_their_tokens_is_planned() -> None:
     assert host.bytes == 2 * PLAN_BYTES  # over pages, and over rows
     slots = 4 * MAX_CONTEXT_SLOTS
     assert 0 <= device.bytes - (slots + 2 * PLAN_BYTES + LENGTHS_BYTES + WORKSPACE_BYTES + pages) < 2**12
-    assert prefill_inputs(CUDA, cache_config, False, may_page=False) == PrefillInputs(slots, 0)
-    assert prefill_inputs(CUDA, cache_config, True, may_page=False) == PrefillInputs(2 * slots, 0)
-    assert prefill_inputs(CPU, cache_config, True, may_page=True) == PrefillInputs(0, 0)
+    without, windowed = (prefill_inputs(CUDA, cache_config, has_windows) for has_windows in (False, True))
+    assert windowed.device - without.device == slots
+    assert prefill_inputs(CPU, cache_config, True) == PrefillInputs(0, 0)
 
 
 def test_defaults_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,20 +28,6 @@ def test_kernels_for_a_prefill_on_the_cpu_are_refused_by_the_settings_name(tmp_p
         make_worker(settings, leader, cast(Any, None))
 
 
-def test_flashinfer_is_refused_for_a_checkpoint_with_an_indexer(tmp_path: Path) -> None:
-    """The control: without the indexer it gets as far as the ledger, which there is none of here."""
-    for directory, expected in (
-        (
-            tiny_dsa.make("deepseek", tmp_path / "dsa"),
-            (ValueError, r"PREFILL_ATTENTION is flashinfer.*indexer"),
-        ),
-        (checkpoint("qwen3", tmp_path / "gqa"), (AttributeError, "ledger")),
-    ):
-        settings = DecodeSettings(checkpoint=str(directory), selector="dense", prefill_attention="flashinfer")
-        with Ranks([torch.device("cpu")]) as leader, pytest.raises(expected[0], match=expected[1]):
-            make_worker(settings, leader, cast(Any, None))
-
-
 def test_keys_in_fp8_need_a_width_that_can_be_rotated(tmp_path: Path) -> None:
     checkpoint = tiny_dsa.make("glm-shared", tmp_path, index_head_dim=40)
     read_architecture(checkpoint)
