@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
 from hiscore.settings.groups import Settings
-from hiscore.settings.serve import ROOT, ServeSettings
+from hiscore.settings.serve import ServeSettings
 
 HEAD = """\
 # Settings
@@ -54,8 +54,6 @@ def _default(field: FieldInfo) -> str:
     value = field.default
     if value in (None, ""):
         return "not set"
-    if isinstance(value, Path):
-        value = value.relative_to(ROOT)
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

@@ -1,5 +1,6 @@
 """Write the model repository that tritonserver reads, from our config templates."""
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from hiscore.launcher.errors import LaunchError
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
 from hiscore.settings import MODEL_SETTINGS, MODEL_SETTINGS_FILE, Selector, ServeSettings
 
+TEMPLATES = Path(__file__).resolve().parents[2] / "model_repository"
 CONFIG = "config.pbtxt"
 SETTINGS = "settings"
 """Among a model's values: its settings as JSON, for a file of their own."""
@@ -20,6 +22,11 @@ SHARED_BATCH_CALLS = 8
 """Calls that Triton hands at once to one of several scorers: the others must get some of those that wait, too."""
 
 Values = Mapping[str, object]
+
+
+def templates() -> Path:
+    """The directory of the models' templates: where hiscore is installed apart from it, a variable names it."""
+    return Path(os.environ.get("HISCORE_MODEL_REPOSITORY") or TEMPLATES)
 
 
 def render(template: str, values: Values) -> str:
@@ -60,7 +67,7 @@ def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -
         template = source / model / CONFIG
         if not template.is_file():
             raise LaunchError(
-                f"{template} is missing: MODEL_REPOSITORY must name hiscore's model_repository/"
+                f"{template} is missing: HISCORE_MODEL_REPOSITORY must name hiscore's model_repository/"
             )
         # The version directory of the ensemble is empty, but Triton requires it.
         shutil.copytree(source / model, target / model, ignore=shutil.ignore_patterns("__pycache__"))

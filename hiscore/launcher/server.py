@@ -15,7 +15,7 @@ from hiscore.launcher.errors import LaunchError, NeverReady
 from hiscore.launcher.memory_limit import default_allowance, limit_memory
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
-from hiscore.launcher.repository import batch_tokens, write_repository
+from hiscore.launcher.repository import batch_tokens, templates, write_repository
 from hiscore.launcher.server_log import failure_reason
 from hiscore.launcher.workspace import Workspace
 from hiscore.memory.host import available_host_bytes
@@ -123,7 +123,7 @@ class Server:
         self.checkpoint, self.models, self.left_out = choice.checkpoint, choice.models, choice.left_out
         self._workspace = Workspace()
         try:
-            write_repository(settings.model_repository, self._workspace.path / "models", choice.values)
+            write_repository(templates(), self._workspace.path / "models", choice.values)
             choice.distribution.link_backends(self._workspace.path / "backends")
             choice.distribution.link_libpython(self._workspace.path / "lib")
             requested = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)

@@ -23,7 +23,6 @@ from hiscore.settings.groups import (
 )
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class ModelChoice(Settings):
@@ -41,9 +40,6 @@ class ModelChoice(Settings):
         "not set: all that the checkpoint can serve",
     )
     device: Device = Field(default="auto", description="auto: a GPU if there is one")
-    model_repository: Path = Field(
-        default=ROOT / "model_repository", description="directory of the models' config templates"
-    )
 
 
 class Network(Settings):

@@ -137,7 +137,7 @@ def main() -> int:
             results = measure(server, gpu, chosen, options)
         results |= {
             "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
-            "settings": settings.model_dump(mode="json", exclude={"model", "model_repository"}),
+            "settings": settings.model_dump(mode="json", exclude={"model"}),
             "seconds": time.perf_counter() - begin,
         }
     write_json(options.out / "decode_beside.json", results)

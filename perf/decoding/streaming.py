@@ -177,7 +177,7 @@ def main() -> int:
             results["failures"] += windows.failures
             results |= {
                 "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
-                "settings": settings.model_dump(mode="json", exclude={"model", "model_repository"}),
+                "settings": settings.model_dump(mode="json", exclude={"model"}),
                 "seconds": time.perf_counter() - begin,
             }
             write_json(out / "decode_serving.json", results)

@@ -157,7 +157,7 @@ def main() -> int:
                 "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
                 "geometry": options.geometry if device == "cuda" else "tiny",
                 "plan": asdict(chosen),
-                "settings": settings.model_dump(mode="json", exclude={"model", "model_repository"}),
+                "settings": settings.model_dump(mode="json", exclude={"model"}),
                 "ready_s": ready - written,
             }
             run = Run(server, options.out / "failures.txt")

@@ -1,14 +1,17 @@
 """Servers shared by all tests of a session; none of their processes or files may be left when they stop."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import mock
 
 import pytest
 
 from hiscore.checkpoint import resolve
 from hiscore.launcher import Server
+from hiscore.launcher.repository import TEMPLATES
 from hiscore.settings import ServeSettings
 from tests.server.held import Holdable
 from tests.server.leftovers import leftovers
@@ -38,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class StartServer(Protocol):
     """Start a server on free ports, or return the running one with the same checkpoint and settings."""
 
-    def __call__(self, checkpoint: Path, **settings: Any) -> Server: ...
+    def __call__(self, checkpoint: Path, model_repository: Path = TEMPLATES, **settings: Any) -> Server: ...
 
 
 @pytest.fixture(scope="session")
@@ -72,9 +75,9 @@ class Servers:
         self._running: dict[tuple[object, ...], Server] = {}  # the one used last comes last
         self._in_use: set[tuple[object, ...]] = set()
 
-    def __call__(self, checkpoint: Path, **settings: Any) -> Server:
+    def __call__(self, checkpoint: Path, model_repository: Path = TEMPLATES, **settings: Any) -> Server:
         """Return the running server with this checkpoint and these settings, or start it on free ports."""
-        key = (checkpoint, *sorted(settings.items()))
+        key = (checkpoint, model_repository, *sorted(settings.items()))
         if key in self._running and key not in self._in_use and self._running[key].fault():
             self._stop(key)
         if key in self._running:
@@ -86,7 +89,8 @@ class Servers:
             server = Server(
                 ServeSettings(model=str(checkpoint), **chosen), self._logs / f"{self._starts}.log"
             )
-            server.start()
+            with mock.patch.dict(os.environ, HISCORE_MODEL_REPOSITORY=str(model_repository)):
+                server.start()
         self._running[key] = server
         self._in_use.add(key)
         return server
@@ -140,7 +144,7 @@ def start_server(kept_servers: Servers) -> Iterator[StartServer]:
 
 @pytest.fixture(scope="module")
 def holdable(tmp_path_factory: pytest.TempPathFactory) -> Holdable:
-    """For servers whose scorer a test holds: their setting `model_repository`."""
+    """For servers whose scorer a test holds: their `model_repository`."""
     return Holdable.make(tmp_path_factory.mktemp("holdable"))
 
 

@@ -1,12 +1,15 @@
 """A server whose scorer loses its device at a call with a certain label, and what must come of it."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from hiscore.launcher import Server
+from hiscore.launcher.repository import TEMPLATES
 from hiscore.settings import ServeSettings
 from tests.server.leftovers import leftovers
 from tests.server.wire import Refused, over_grpc
@@ -37,13 +40,12 @@ def check_that_the_process_ends_and_is_seen(
 ) -> None:
     """fault: a statement that fails as the device does, with the scorer as `self`."""
     repository = tmp_path / "repository"
-    original = ServeSettings.model_fields["model_repository"].default
-    shutil.copytree(original, repository)
+    shutil.copytree(TEMPLATES, repository)
     with (repository / "scorer/1/model.py").open("a") as model:
         model.write(FAULT.format(label=FAULTY, fault=fault))
     log = tmp_path / "server.log"
     settings = ServeSettings(
-        model=str(checkpoint), models="scorer", device=device, model_repository=repository,
+        model=str(checkpoint), models="scorer", device=device,
         http_port=0, grpc_port=0, metrics_port=0,
     )  # fmt: skip
 
@@ -51,7 +53,10 @@ def check_that_the_process_ends_and_is_seen(
         inputs = {"input_ids": [1, 2, 0, 3, 0], "delimiter_indices": [2, 4], "label_token_ids": [label]}
         over_grpc(server, "scorer", inputs, {"apply_softmax": True})
 
-    with Server(settings, log) as server:
+    with (
+        mock.patch.dict(os.environ, HISCORE_MODEL_REPOSITORY=str(repository)),
+        Server(settings, log) as server,
+    ):
         score(FAULTY + 1)  # the control: nothing is wrong with calls as such
         assert not server.fault()
         with pytest.raises(Refused):

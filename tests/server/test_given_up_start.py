@@ -35,7 +35,7 @@ def test_a_start_that_triton_has_given_up_is_tried_again(tiny_llama: Path, tmp_p
     """It would never get ready: Triton waits for the process to end, and the process for calls."""
     flag, log = tmp_path / "stood-still", tmp_path / "log"
     repository = hanging_repository(tmp_path / "repository", flag, STANDS_STILL)
-    with launched(LAUNCHER, tiny_llama, log, MODELS="scorer", MODEL_REPOSITORY=str(repository)):
+    with launched(LAUNCHER, tiny_llama, log, MODELS="scorer", HISCORE_MODEL_REPOSITORY=str(repository)):
         assert flag.exists()
     assert "Triton has given up model scorer" in log.read_text()
     assert log.read_text().count("successfully loaded 'scorer'") == 1

@@ -15,6 +15,7 @@ from hiscore.launcher import LaunchError, Server
 from hiscore.launcher import choice as launcher_choice
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.ports import Ports
+from hiscore.launcher.repository import TEMPLATES
 from hiscore.settings import ServeSettings
 from tests.server.conftest import StartServer
 from tests.server.leftovers import leftovers, processes
@@ -96,13 +97,14 @@ def test_a_free_port_that_gets_taken_is_chosen_anew(
     ],
 )
 def test_a_template_that_does_not_fit_is_refused(
-    tiny_llama: Path, tmp_path: Path, change: tuple[str, str], message: str
+    tiny_llama: Path, tmp_path: Path, change: tuple[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates = tmp_path / "templates"
-    shutil.copytree(ServeSettings().model_repository, templates)
+    shutil.copytree(TEMPLATES, templates)
     config = templates / "scorer" / "config.pbtxt"
     config.write_text(config.read_text().replace(*change))
-    server = Server(settings(tiny_llama, model_repository=templates), tmp_path / "server.log")
+    monkeypatch.setenv("HISCORE_MODEL_REPOSITORY", str(templates))
+    server = Server(settings(tiny_llama), tmp_path / "server.log")
     with pytest.raises(LaunchError, match=message):
         server.start()
     # Nothing was started for it.

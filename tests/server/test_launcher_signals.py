@@ -82,7 +82,7 @@ def draining(
 ) -> Iterator[tuple[Any, list[Future[np.ndarray]], Holdable, str]]:
     """A server that got a signal with calls in flight, one of them held: process, calls, what holds it, name."""
     holdable = Holdable.make(directory)
-    settings |= {"MODELS": "scorer", "MODEL_REPOSITORY": str(holdable.repository)}
+    settings |= {"MODELS": "scorer", "HISCORE_MODEL_REPOSITORY": str(holdable.repository)}
     with (
         launched(command, checkpoint, directory / "log", **settings) as (process, address),
         triton.InferenceServerClient(address) as client,

@@ -58,7 +58,7 @@ def test_a_first_rank_that_hangs_takes_the_others_along(how: str, tiny_llama: Pa
     """
     flag = tmp_path / "stuck"
     settings = {"MODELS": "scorer", "TENSOR_PARALLEL": "2", "CANARY_SECONDS": "0"}
-    settings["MODEL_REPOSITORY"] = str(hanging_repository(tmp_path / "repository", flag, STUCK))
+    settings["HISCORE_MODEL_REPOSITORY"] = str(hanging_repository(tmp_path / "repository", flag, STUCK))
     with watched(tiny_llama, tmp_path / "log", **settings) as server:
         stub = server.stub("scorer")
         (follower,) = followers(stub)

@@ -21,7 +21,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher.canary import CANARY_MISSES
-from hiscore.settings import ServeSettings
+from hiscore.launcher.repository import TEMPLATES
 from hiscore_client import ScoreClient
 from tests.server.busy import score, until_error
 from tests.server.leftovers import leftovers, server_below
@@ -161,7 +161,7 @@ TritonPythonModel.execute = _hang
 
 def hanging_repository(root: Path, flag: Path, hang: str = HANG) -> Path:
     """A model repository whose models hang while a file exists."""
-    shutil.copytree(ServeSettings.model_fields["model_repository"].default, root)
+    shutil.copytree(TEMPLATES, root)
     for model in MODELS:
         with (root / model / "1/model.py").open("a") as code:
             code.write(hang.format(flag=str(flag)))
@@ -174,7 +174,7 @@ def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path
     flag = tmp_path / "hang"
     settings = {
         "CANARY_SECONDS": "5",
-        "MODEL_REPOSITORY": str(hanging_repository(tmp_path / "repository", flag)),
+        "HISCORE_MODEL_REPOSITORY": str(hanging_repository(tmp_path / "repository", flag)),
     }
     with watched(tiny_lm, tmp_path / "log", **settings) as server:
         time.sleep(12)  # answered canaries are not a fault

@@ -161,7 +161,7 @@ def test_the_page_names_every_setting_with_default_and_values() -> None:
     rows = [line for line in page().splitlines() if line.startswith("| `")]
     assert sorted(row.split("`")[1] for row in rows) == sorted(map(str.upper, ServeSettings.model_fields))
     starts = {row.split("`")[1]: row for row in rows}
-    assert starts["MODEL_REPOSITORY"].startswith("| `MODEL_REPOSITORY` | `model_repository` | path |")
+    assert starts["TLS_CERT"].startswith("| `TLS_CERT` | not set | path |")
     assert starts["HTTP_PORT"].startswith("| `HTTP_PORT` | `8000` | 0 to 65535 |")
     assert starts["HEALTH_PORT"].startswith("| `HEALTH_PORT` | not set | 0 to 65535 |")
     assert starts["MAX_ITEMS"].startswith("| `MAX_ITEMS` | `10000` | 1 or more |")

@@ -124,10 +124,8 @@ def test_image_sets_settings_that_there_are() -> None:
     names = set(
         re.findall(r"\b([A-Z][A-Z_]+)=", " ".join(value for name, value in instructions() if name == "ENV"))
     )
-    assert {"MODEL_REPOSITORY", "BIND_ADDRESS"} <= {
-        name.upper() for name in ServeSettings.model_fields
-    } & names
-    assert {"TRITONSERVER", "TRITON_BACKENDS"} <= names
+    assert {"HEALTH_PORT", "BIND_ADDRESS"} <= {name.upper() for name in ServeSettings.model_fields} & names
+    assert {"TRITONSERVER", "TRITON_BACKENDS", "HISCORE_MODEL_REPOSITORY"} <= names
 
 
 def test_image_has_every_package_and_no_old_triton() -> None:

@@ -24,7 +24,7 @@ def launcher(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_help_names_every_setting_and_starts_nothing() -> None:
     done = launcher("--help")
     assert done.returncode == 0
-    for text in ("--check", "--version", "HTTP_PORT (default: 8000)", "MODEL_REPOSITORY"):
+    for text in ("--check", "--version", "HTTP_PORT (default: 8000)", "MAX_CONTEXT"):
         assert text in done.stdout
 
 

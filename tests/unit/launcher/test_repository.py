@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.repository import instances_on, model_values, render, select, write_repository
+from hiscore.launcher.repository import (
+    TEMPLATES,
+    instances_on,
+    model_values,
+    render,
+    select,
+    write_repository,
+)
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
 from hiscore.settings import MODEL_SETTINGS, Selector, ServeSettings, from_model_directory
 
@@ -48,7 +55,7 @@ def test_what_does_not_fit_is_refused(template: str, values: dict[str, object], 
 def test_templates_are_filled_with_batching_and_instances(tmp_path: Path, device: Any, kind: str) -> None:
     settings = ServeSettings(max_batch_calls=7)
     values = model_values(settings, Path("/a"), device, MODELS, SELECTORS)
-    write_repository(settings.model_repository, tmp_path, values)
+    write_repository(TEMPLATES, tmp_path, values)
     configs = {model: (tmp_path / model / "config.pbtxt").read_text() for model in MODELS}
     assert all("max_batch_size: 7" in configs[model] for model in ("score", "tokenizer", "scorer"))
     assert "max_batch_size: 0" in configs["decode"]
@@ -75,7 +82,7 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     checkpoint = Path('/a "checkpoint"\\with\nall')
     settings = ServeSettings(**given)
     values = model_values(settings, checkpoint, "cpu", MODELS, SELECTORS)
-    write_repository(settings.model_repository, tmp_path, values)
+    write_repository(TEMPLATES, tmp_path, values)
     assert set(MODEL_SETTINGS) == set(MODELS) - {"score"}
     for model, declared in MODEL_SETTINGS.items():
         expected = {**given, "checkpoint": str(checkpoint), "takes_text": True}
@@ -128,7 +135,9 @@ def test_a_scorer_takes_text_where_score_is_loaded(models: tuple[str, ...], take
 
 
 def test_a_repository_without_templates_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"score/config\.pbtxt is missing: MODEL_REPOSITORY must name"):
+    with pytest.raises(
+        LaunchError, match=r"score/config\.pbtxt is missing: HISCORE_MODEL_REPOSITORY must name"
+    ):
         write_repository(tmp_path, tmp_path / "to", {"score": {}})
 
 
