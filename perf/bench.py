@@ -54,7 +54,7 @@ class Record:
         self.not_run: list[str] = []
 
     def succeeded(self, name: str) -> bool:
-        """Whether this step has succeeded, in this run or an earlier one."""
+        """Tell if this step has succeeded, in this run or an earlier one."""
         return name in self._steps and self._steps[name]["code"] == 0
 
     @property
@@ -170,7 +170,7 @@ def main() -> int:
 
 
 def inputs(options: argparse.Namespace, out: Path, console: Console) -> Given:
-    """What the options name, and the default model where they name none."""
+    """Collect the inputs that the options name; the default model is fetched where they name none."""
     checkpoint: Path | None = options.checkpoint
     if checkpoint is None and not options.tokenizer:
         console.print("fetching the default model, if it is not here yet ...", highlight=False)

@@ -35,9 +35,7 @@ def run(step: Step, out: Path, progress: Progress, limit_s: float | None = None)
     """Run a step.
 
     Args:
-        step: What to run.
         out: Directory of the results; its log goes to out/logs.
-        progress: Shows a bar for the step.
         limit_s: Seconds after which to stop it, if a hanging step would be stopped later.
     """
     command = [sys.executable, "-m", step.module, *step.arguments]

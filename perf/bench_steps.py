@@ -37,13 +37,13 @@ class Step:
 
     @property
     def module(self) -> str:
-        """What `python -m` runs."""
+        """Module that `python -m` runs."""
         return f"perf.{MODULES[self.measurement]}"
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the steps start from."""
+    """Inputs of the steps."""
 
     out: Path
     checkpoint: Path | None

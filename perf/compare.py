@@ -67,7 +67,6 @@ def numbers(results: Any, noise: float | None = None) -> dict[str, Number]:
     """The comparable numbers of a result file by name.
 
     Args:
-        results: The parsed file.
         noise: Share that replaces the noise assumed for numbers without an interval.
 
     Raises:

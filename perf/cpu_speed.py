@@ -37,7 +37,7 @@ SELECTORS = ("dense", "auto")
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of the server's time to transformers'."""
+    """Ratio of the server's time to transformers'."""
 
     what: str
     ours_s: float
@@ -145,7 +145,7 @@ def decoding(client: ScoreClient, peer: Peer, name: str, options: argparse.Names
 
 
 def ratio(what: str, found: Any) -> Ratio:
-    """Of the arms `theirs` and `ours`, measured in turns."""
+    """Ratio of the arms `ours` and `theirs`, measured in turns."""
     of_both = found["ours"].ratio
     values = found["ours"].value.median, found["theirs"].value.median
     return Ratio(what, *values, of_both.low, of_both.median, of_both.high)

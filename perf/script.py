@@ -1,4 +1,4 @@
-"""What every measuring script shares: common options, result files, lines about failures."""
+"""Shared by every measuring script: common options, result files, lines about failures."""
 
 import argparse
 import json
@@ -12,9 +12,7 @@ def arguments(doc: str | None, writes: str, required: bool = True) -> argparse.A
     """A parser with --out and --commit.
 
     Args:
-        doc: The script's docstring, shown by --help.
         writes: What the script leaves in the directory of --out.
-        required: Whether --out must be given.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=required, metavar="DIR", help=f"directory for {writes}")

@@ -26,7 +26,7 @@ PLENTY = 2**60
 
 @dataclass(frozen=True)
 class Arm:
-    """What is compared: settings of the cache, and work that is left out."""
+    """One side of a comparison: settings of the cache, and work that is left out."""
 
     name: str
     settings: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Arm:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Request parameters; none: greedy."""
     blocking: bool = False
-    """Whether the host waits for each step before it launches the step's copy. Takes `backup_ring` 1."""
+    """Let the host wait for each step before it launches the step's copy. Takes `backup_ring` 1."""
 
 
 def device() -> torch.device:
@@ -73,9 +73,6 @@ def build_worker(
     """Build a worker that leaves out what the arm leaves out. Weights that are stored in fp8 stay so.
 
     Args:
-        checkpoint: Its directory.
-        arm: The settings.
-        memory: Of the pools.
         rank: Whose share it is; None: there is one.
         prefill_tokens: Of a forward at most; None: as the product has it.
 

@@ -37,7 +37,6 @@ class Sequences:
     """Sequences of `tokens` tokens, one for each row, and the query of each.
 
     Attributes:
-        rows, tokens, heads, kv_heads: Sizes.
         pools: Of each layer, [pages, PAGE, 2, kv_heads, HEAD_DIM].
         q: [rows, heads, HEAD_DIM].
         pages: int32 [rows, pages of a sequence].
@@ -62,7 +61,7 @@ class Sequences:
 
     @property
     def bytes(self) -> int:
-        """Of a layer's keys and values."""
+        """Bytes of a layer's keys and values."""
         return 2 * self.rows * self.tokens * 2 * self.kv_heads * HEAD_DIM
 
 

@@ -37,7 +37,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """What one load took. Times between tokens count while all sequences run."""
+    """Times and rates of one load. Times between tokens count while all sequences run."""
 
     tpot_ms: float
     itl_p50_ms: float
@@ -45,7 +45,7 @@ class Run:
     ttft_ms: float
     seconds: float
     tokens_per_s: float
-    """Of the whole load, prefill included."""
+    """Rate of the whole load, prefill included."""
     step_ms: float
     """Mean of the steps on the device."""
     decode_tokens_per_s: float
@@ -82,9 +82,6 @@ class Bench:
     """An engine for one arm.
 
     Args:
-        checkpoint: Its directory.
-        arm: What it is built with.
-        load: What it will be sent.
         memory: Of its pools; None: room for all sequences of the load.
         text: int32 [n]; prompts are pieces of it, from its start again where it ends. None: random tokens.
     """
@@ -125,7 +122,6 @@ class Bench:
         """Send a load and wait for its end.
 
         Args:
-            seed: Of the prompts.
             load: By default that for which the bench was made.
 
         Raises:

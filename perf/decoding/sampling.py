@@ -1,4 +1,4 @@
-"""What sampling adds to a decode step: its kernels against greedy's and FlashInfer's, and an engine's tokens.
+"""Measure what sampling adds to a step: its kernels against greedy's and FlashInfer's, and an engine's tokens.
 
 usage: python -m perf.decoding.sampling --out DIR [--rows 1,8,32,64] [--parts kernels,engine,flashinfer]
 

@@ -46,7 +46,7 @@ def flat(rows: int, vocabulary: int) -> Tensor:
 
 
 def sampling_of(rows: int, mix: Mapping[str, Any]) -> SamplingBatch:
-    """How each of the rows is sampled. Penalties change no logit: they are applied to the same ones again."""
+    """Sampling of each row. Penalties change no logit: they are applied to the same ones again."""
     penalties = None
     if "presence_penalty" in mix:
         none = np.zeros(rows, np.float32)
@@ -74,7 +74,7 @@ def _fed(logits: Tensor) -> Feeding:
 
 
 def ours(logits: Tensor, mix: Mapping[str, Any]) -> Run:
-    """What a step's graph launches behind its logits."""
+    """Launch what a step's graph does behind its logits."""
     rows, feeding = len(logits), _fed(logits)
     options = padded_options(rows, np.arange(rows, dtype=np.int32), sampling_of(rows, mix))
     on_device = torch.from_numpy(options).to(device())

@@ -12,19 +12,12 @@ from perf.machine.repeatedly import repeatedly
 
 INTERVAL_S = 0.1
 NEARLY_ALL = 0.95
-"""Of the most rows that any interval has in a step: sequences end one by one."""
+"""Share of the most rows that any interval has in a step: sequences end one by one."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What an engine has done by some moment.
-
-    Attributes:
-        at: Seconds.
-        steps: Decode steps.
-        tokens: Tokens sent.
-        prompt_tokens: Tokens prefilled.
-    """
+    """An engine's counts at some moment."""
 
     at: float
     steps: int
@@ -38,7 +31,6 @@ class Steady:
 
     Attributes:
         tokens_per_s: By the wall clock.
-        rows: Of a step.
         seconds: Of those intervals together.
     """
 
@@ -48,11 +40,7 @@ class Steady:
 
 
 def steady(samples: Sequence[Sample]) -> Steady:
-    """Sum up the intervals between samples that only decode, with nearly as many rows as any of them.
-
-    Args:
-        samples: In the order of time.
-    """
+    """Sum up the intervals between samples that only decode, with nearly as many rows as any of them."""
     intervals = [
         (after.at - before.at, after.steps - before.steps, after.tokens - before.tokens)
         for before, after in pairwise(samples)
@@ -68,11 +56,7 @@ def steady(samples: Sequence[Sample]) -> Steady:
 
 @contextmanager
 def watched(stats: Callable[[], EngineStats]) -> Iterator[list[Sample]]:
-    """Samples of an engine, taken as long as the context lasts.
-
-    Args:
-        stats: The engine's statistics so far.
-    """
+    """Samples of an engine, taken as long as the context lasts."""
     samples: list[Sample] = []
 
     def sample() -> None:

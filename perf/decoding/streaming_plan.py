@@ -1,4 +1,4 @@
-"""What `perf.decoding.streaming` sends, on a GPU and in a rehearsal."""
+"""Loads of `perf.decoding.streaming`, on a GPU and in a rehearsal."""
 
 from dataclasses import dataclass
 
@@ -18,13 +18,13 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent."""
+    """The requests of a run."""
 
     vocabulary: int
     factor: float
     """Scales the lengths of `benchmark`."""
     shorter: Lengths
-    """Of the sweep and of the Poisson arrivals."""
+    """Lengths in the sweep and in the Poisson arrivals."""
     concurrencies: tuple[int, ...]
     poisson_shares: tuple[float, ...]
     """Arrival rates, as shares of the highest rate of the sweep."""

@@ -72,7 +72,6 @@ def summarise(
     """Medians over rounds, and ratios of the time per token to the first arm's.
 
     Args:
-        runs: By arm, one for each round.
         held: Bytes on the device by tensor, by arm.
         loads: Seconds to load, by arm.
     """

@@ -45,7 +45,7 @@ GIB = 2**30
 
 
 class Answers(Protocol):
-    """What answers a prompt."""
+    """Something that answers prompts."""
 
     def answer(self, prompt: Int32, tokens: int) -> tuple[float, list[int]]: ...
 
@@ -81,7 +81,7 @@ class Server:
 
 
 def conversation(server: Answers, new: Iterable[Int32], answer: int) -> tuple[list[float], list[int]]:
-    """Of each turn the milliseconds to its first token; and all that was answered."""
+    """Return the milliseconds to the first token of each turn, and all answers."""
     said = np.empty(0, np.int32)
     times, answers = [], []
     for text in new:

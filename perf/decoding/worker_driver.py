@@ -152,7 +152,7 @@ class Driver:
         return Staged(self._worker._model.staging[:, slots].clone(), self.logits[0])
 
     def _staging_of(self, tokens: int, host: Int32, places: Int32) -> Int32:
-        """Where a prompt is prefilled: where it stays, if it can, else in the last pages of the pool."""
+        """Choose the pages of a prompt's prefill: where it stays, if it can, else the last ones of the pool."""
         g = self._cache_config
         if g.prompts_in == "dense":
             return staging_pages_in(host, g)

@@ -101,16 +101,11 @@ class Served:
     itl: Times
     """Times between a sequence's responses, each of which may hold several tokens."""
     late_p99: float
-    """How late the generator sent, p99."""
+    """Lateness of the generator, p99 in ms."""
 
 
 def summarise(name: str, generations: Sequence[Generation], prompt: int) -> Served:
     """Numbers of the sequences that were generated to their full length.
-
-    Args:
-        name: Of the window.
-        generations: All sequences of the window.
-        prompt: Tokens of each prompt.
 
     Raises:
         RuntimeError: No sequence was.

@@ -54,7 +54,6 @@ def by_text(texts: Sequence[tuple[str, Sequence[str]]], labels: Sequence[int]) -
 
     Args:
         texts: A query and its items for each call.
-        labels: Token ids of the labels.
 
     Raises:
         ValueError: Two calls have the same query, which is what identifies them.

@@ -25,7 +25,7 @@ LABELS = [5, 6]
 
 @dataclass(frozen=True)
 class Ids:
-    """What `ScoreClient.score_ids` takes, but for the options."""
+    """Arguments of `ScoreClient.score_ids`, but for the options."""
 
     query: list[int]
     items: list[list[int]]
@@ -38,10 +38,6 @@ class Call:
     """One call in both ways.
 
     Attributes:
-        name: For people.
-        path: Of the API.
-        body: For it.
-        ids: The same for gRPC.
         units: Items, documents or questions.
     """
 
@@ -121,11 +117,7 @@ def calls_a_second(way: str, url: str, call: Call, callers: Sequence[int], secon
     """Calls that callers without a pause get answered.
 
     Args:
-        way: Of `WAYS`.
-        url: Where to.
-        call: What.
         callers: Of each process.
-        seconds: How long.
     """
     with ProcessPoolExecutor(len(callers), get_context("spawn")) as pool:
         start = time.time() + 5  # by then all processes have loaded

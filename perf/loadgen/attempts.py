@@ -20,7 +20,7 @@ class Attempts:
         self.failures: list[str] = []
 
     def attempt(self, name: str, work: Callable[[], Result]) -> Result | None:
-        """What `work` returns, or None if it failed."""
+        """Return the result of `work`, or None if it failed."""
         try:
             return work()
         except Exception as error:

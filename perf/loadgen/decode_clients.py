@@ -27,7 +27,7 @@ class ConstantLoad:
 
 @dataclass(frozen=True)
 class Flow:
-    """What the requests got between two times; gaps are milliseconds between responses of one request."""
+    """Tokens that requests got between two times; gaps are milliseconds between responses of one request."""
 
     tokens_per_s: float
     gap_p50: float
@@ -118,7 +118,7 @@ def running(url: str, load: ConstantLoad) -> Iterator[Running]:
 
 
 def flow_of(seen: list[_Seen], begin: float, end: float) -> Flow:
-    """What was received between two times; perf_counter is the same clock in all processes of a machine.
+    """Sum up what came between two times; perf_counter is the same clock in all processes of a machine.
 
     Raises:
         RuntimeError: No request received two responses in that time.

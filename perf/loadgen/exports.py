@@ -11,9 +11,6 @@ TIMEOUT_S = 300.0
 def wait_for_exports(metrics_url: str) -> None:
     """Return once every instance has exported all that it had counted when this was called.
 
-    Args:
-        metrics_url: The server's page of metrics.
-
     Raises:
         TimeoutError: One does not export any more.
     """

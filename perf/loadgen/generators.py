@@ -15,9 +15,7 @@ class Generators:
         """No process runs yet.
 
         Args:
-            url: The server's gRPC address.
             messages: Serialised calls; process p sends every `processes`-th one, from message p on.
-            processes: How many.
         """
         self._parts = [Generator(url, messages[part::processes]) for part in range(processes)]
         self._stack = ExitStack()

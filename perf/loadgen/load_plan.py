@@ -1,4 +1,4 @@
-"""What load tests send: shapes, rates and lengths of windows, for a GPU and for rehearsals on a CPU."""
+"""Plans of load tests: shapes, rates and lengths of windows, for a GPU and for rehearsals on a CPU."""
 
 from dataclasses import dataclass, replace
 

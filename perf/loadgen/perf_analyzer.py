@@ -25,15 +25,15 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Target:
-    """What is sent."""
+    """A model and its requests."""
 
     model: str
     entries: Sequence[Entry]
-    """Of the data file, sent in turn."""
+    """Entries of the data file, sent in turn."""
     parameters: Sequence[str] = ()
-    """Of each request, as NAME:VALUE:TYPE."""
+    """Parameters of each request, as NAME:VALUE:TYPE."""
     streaming: bool = False
-    """Whether the model answers a request with many responses."""
+    """The model answers a request with many responses."""
 
 
 class Exported(NamedTuple):
@@ -50,7 +50,6 @@ class Analyzer:
         """Nothing runs yet.
 
         Args:
-            url: The server's gRPC address.
             log: What perf_analyzer prints is appended to this file.
             exports: Directory for the CSV report and the profile export (without tensors) of runs with a name.
         """

@@ -83,11 +83,7 @@ def draw(
     """Draw random calls.
 
     Args:
-        rng: Source of the ids.
-        shape: Size of each call.
-        count: Number of calls.
         vocabulary: Ids are below this.
-        labels: Token ids of the labels, the same for all calls.
         one_query: Give all calls the same query; their items still differ.
     """
 

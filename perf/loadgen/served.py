@@ -1,4 +1,4 @@
-"""How load tests configure the servers that they start."""
+"""Settings of the servers that load tests start."""
 
 import os
 from typing import Any

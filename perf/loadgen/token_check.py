@@ -22,8 +22,6 @@ class FirstTokens:
         """Compare sequences with what their prompts got first; remember those of new prompts.
 
         Args:
-            pool: Names the set of prompts.
-            generations: The generated sequences.
             tokens: Tokens that each should have.
 
         Returns:

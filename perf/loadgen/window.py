@@ -25,7 +25,7 @@ class WrongScores(Exception):
 
 @dataclass(frozen=True)
 class Window:
-    """What is to be measured."""
+    """A load to be measured."""
 
     group: str
     name: str
@@ -37,7 +37,7 @@ class Window:
     seconds: float | None = None
     """Length of a closed loop; its rate is taken after the ramp."""
     fresh: bool = True
-    """Whether a call that is served from the cache fails the window."""
+    """A call that is served from the cache fails the window."""
     min_calls: int = MIN_CALLS
     """Calls that must be answered for the numbers to mean something."""
 
@@ -127,10 +127,6 @@ class Meter:
     def window(self, window: Window, run: Callable[[], list[Sample]]) -> Point:
         """Run one window.
 
-        Args:
-            window: What it is.
-            run: Sends the load.
-
         Raises:
             WrongScores: An answer differs from an earlier one by more than the tolerance, or a call that should
                 be fresh was served from the cache.
@@ -163,7 +159,7 @@ class Meter:
 
 
 def cpu_seconds() -> float:
-    """What all cores have spent on anything so far."""
+    """Seconds that all cores have spent on anything so far."""
     spent = psutil.cpu_times()
     return float(spent.user + spent.nice + spent.system)
 
@@ -172,8 +168,6 @@ def summarise(window: Window, samples: Sequence[Sample], risen: dict[str, float]
     """The numbers of a window.
 
     Args:
-        window: What was measured.
-        samples: Its calls.
         risen: By how much the `COUNTERS` rose.
         max_tokens: Token budget of a forward.
 

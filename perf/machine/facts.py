@@ -1,4 +1,4 @@
-"""What a number was measured on: hardware, versions, commit and command."""
+"""Facts beside a number: hardware, versions, commit and command."""
 
 import json
 import os
@@ -23,7 +23,6 @@ def machine_facts(
     Args:
         commit: Recorded unchanged; None: ask git.
         gpu: Name of the GPU measured on, None for a CPU.
-        driver: Version of the GPU's driver.
         tritonserver: Version of the server measured, None where there was none.
     """
     return {

@@ -10,7 +10,7 @@ import triton
 from hiscore.graph_capture import capture_stream, garbage_collection_paused
 
 Runs = Sequence[Callable[[], object]]
-"""As many as a model has layers, so that the host's launch is hidden behind the GPU's work."""
+"""Runs in a graph, as many as a model has layers, so that the host's launch is hidden behind the GPU's work."""
 Arm = TypeVar("Arm", bound=Hashable)
 
 
@@ -42,9 +42,6 @@ def graph_of(runs: Runs) -> torch.cuda.CUDAGraph:
     """Capture runs one after another; their kernels have been compiled and loaded.
 
     Unlike `torch.cuda.graph` it does not empty the allocator's cache, which takes longer than a short graph.
-
-    Args:
-        runs: What the graph replays.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -64,7 +61,6 @@ def microseconds(runs: Runs, warmup_ms: int, measured_ms: int) -> float:
     """GPU time of one run: the median over replays of a CUDA graph of all runs, divided by their number.
 
     Args:
-        runs: What is measured.
         warmup_ms: Replays before the clock starts.
         measured_ms: Replays measured.
     """

@@ -27,7 +27,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What an arm measured, and its ratio to the first arm of the same round."""
+    """An arm's value, and its ratio to the first arm of the same round."""
 
     value: Spread
     ratio: Spread

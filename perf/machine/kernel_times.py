@@ -1,4 +1,4 @@
-"""Where the GPU time of some work goes, kernel by kernel."""
+"""GPU time of some work, kernel by kernel."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +20,6 @@ def kernel_times(work: Callable[[], object], repeats: int = 1) -> list[KernelTim
     """Profile `work` and list its kernels, the longest first.
 
     Args:
-        work: Run once.
         repeats: Steps that `work` consists of; times and launches are given per step.
     """
     from torch.profiler import ProfilerActivity

@@ -10,7 +10,6 @@ def repeatedly(call: Callable[[], None], interval_s: float) -> Iterator[None]:
     """Call a function on a thread of its own as long as the context lasts.
 
     Args:
-        call: The function.
         interval_s: Seconds before the first call, and between calls.
     """
     ended = threading.Event()

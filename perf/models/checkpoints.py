@@ -22,8 +22,6 @@ def write(
     """Write random weights: a model's geometry for a GPU, a tiny Qwen3 with its own tokenizer for a CPU.
 
     Args:
-        directory: Where the checkpoint goes.
-        device: Where it will be served.
         tokenizer: Directory whose tokenizer files the GPU's checkpoint gets, so that it can score text. The tiny
             model ignores it: its embedding is too small for another tokenizer's ids.
         readable: The GPU's checkpoint gets that tokenizer's vocabulary, so that all it generates is text.

@@ -10,11 +10,6 @@ def with_context(checkpoint: Path, context: int, directory: Path) -> Path:
 
     What such a model says is worth little; its weights are a trained model's.
 
-    Args:
-        checkpoint: Its directory.
-        context: Tokens that are needed.
-        directory: Becomes the new one.
-
     Returns:
         The new directory, or the checkpoint itself if its context is long enough.
     """

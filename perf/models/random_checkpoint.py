@@ -16,7 +16,7 @@ from hiscore.parallel.rank import Rank
 from perf.models.geometries import GEOMETRIES, LATENT, PUBLISHED
 
 SCALE = 2.0**-6
-"""Of every block in fp8: weights of 0.02 then have most of e4m3's bits."""
+"""Scale of every block in fp8: weights of 0.02 then have most of e4m3's bits."""
 IN_16_BITS = ("embed_tokens", "lm_head", "mlp.gate", "weights_proj")
 """Modules whose weights are in no checkpoint in fp8."""
 
@@ -36,7 +36,7 @@ def write(name: str, directory: Path, seed: int = 0, device: str = "cpu", contex
 
 
 def save(config: dict[str, Any], directory: Path, seed: int = 0, device: str = "cpu") -> None:
-    """As `write`, of a config.json."""
+    """Like `write`, for a config.json."""
     save_config(config, directory)
     shard = Shard(config, seed, device)
     save_file(
@@ -51,7 +51,7 @@ def write_config(name: str, directory: Path, context: int | None = None) -> Path
 
 
 def save_config(config: dict[str, Any], directory: Path) -> Path:
-    """As `write_config`, of what it is to contain."""
+    """Like `write_config`, for given contents."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     return directory
@@ -92,7 +92,7 @@ class Shard:
         return Slice(self, name)
 
     def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Of a tensor, the dtype as files name it."""
+        """A tensor's shape, and its dtype as files name it."""
         if shape := self._scales.get(name):
             return shape, "F32"
         return self._shapes[name], "F8_E4M3" if f"{name}_scale_inv" in self._scales else "BF16"
@@ -105,7 +105,7 @@ class Shard:
 
 
 class Slice:
-    """What gives parts of a tensor, which is drawn whole for that."""
+    """Return an object that gives parts of a tensor, which is drawn whole for that."""
 
     def __init__(self, shard: Shard, name: str) -> None:
         self._shard, self._name = shard, name

@@ -1,4 +1,4 @@
-"""How well scores separate two classes, and how far two sets of scores agree."""
+"""Measures of how well scores separate two classes, and how far two sets of scores agree."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What lower precision costs in quality: film reviews scored by a real model in float32, bfloat16 and fp8.
+"""Measure what lower precision costs in quality: film reviews scored by a real model in float32, bfloat16 and fp8.
 
 A call asks for the sentiment of ten reviews; a score is the softmax over the two labels.
 

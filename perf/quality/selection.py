@@ -1,4 +1,4 @@
-"""What selection costs in quality on a real model: perplexity, agreement with dense, pass keys found.
+"""Measure what selection costs on a real model: perplexity, agreement with dense, pass keys found.
 
 usage: python -m perf.quality.selection --out DIR [--checkpoint DIR] [--reviews FILE] [--prompt 3072]
            [--tokens 128] [--lengths 1024,2048,4096]
@@ -84,7 +84,7 @@ class Judged:
     nll: list[float]
     """Negative log-likelihood of each."""
     right: list[bool]
-    """Whether each was the most probable."""
+    """Tokens that were the most probable, bool."""
     best: list[int]
     """The most probable token instead of each."""
     logits: Tensor
@@ -92,7 +92,7 @@ class Judged:
 
 
 def variants() -> list[Variant]:
-    """What is compared, the reference first."""
+    """List the variants to compare, the reference first."""
     found = [Variant(DENSE)]
     for budget in BUDGETS:
         found += [Variant("quest", budget, page, 2) for page in (32, 16)] + [Variant("quest", budget, 1)]
@@ -104,7 +104,6 @@ def judge(driver: Driver, tasks: Sequence[Task]) -> tuple[list[Judged], int, int
 
     Args:
         driver: Has prefilled the tasks' prompts.
-        tasks: Their rests are of one length.
 
     Returns:
         Predictions by task, and selected pages that were on the device and that were not.

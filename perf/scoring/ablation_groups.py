@@ -31,7 +31,7 @@ class Arm:
     depth: int = 1
     """Batches in flight."""
     cached: bool = False
-    """Whether repeated queries must be served from the cache."""
+    """Repeated queries must be served from the cache."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Finished:
     answers: list[Any]
 
     def result(self) -> tuple[list[Any], None]:
-        """As `PendingScores.result`, without the statistics of the batch."""
+        """Like `PendingScores.result`, without the statistics of the batch."""
         return self.answers, None
 
 
@@ -105,9 +105,7 @@ def groups(scorer: Scorer, caching: Scorer, sizes: Sizes) -> list[Group]:
     """All groups.
 
     Args:
-        scorer: Without a prefix cache.
         caching: The same checkpoint with a prefix cache.
-        sizes: How much to measure.
     """
     draw = _Draw(sizes)
     alone, full = draw.small(sizes.request), draw.full()

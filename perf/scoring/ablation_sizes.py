@@ -1,4 +1,4 @@
-"""How much the ablations measure on a GPU, and in rehearsals on a CPU."""
+"""Sizes of the ablations on a GPU, and in rehearsals on a CPU."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ from perf.loadgen.scorer_calls import Shape
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured; batches are those of one window."""
+    """Sizes of a run; batches are those of one window."""
 
     request: Shape
     long_query: Shape

@@ -24,7 +24,7 @@ class WholeVocabulary(LMHead):
     """Head that computes log-softmax over the whole vocabulary at every item and then picks the labels."""
 
     def label_logits(self, labels: Int32 | None, uploads: Uploads) -> Callable[[Tensor], Tensor]:
-        """Of hidden [R, H]: float32 [R, labels]; their softmax over labels equals that of the logits."""
+        """Map hidden [R, H] to float32 [R, labels] whose softmax over labels equals that of the logits."""
         assert labels is not None, "a classifier has no vocabulary"
         columns = uploads.add(labels)
 

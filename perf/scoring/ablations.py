@@ -1,4 +1,4 @@
-"""What each optimisation of the scorer is worth: with and without it, in turns, in one process on one device.
+"""Measure what each optimisation of the scorer is worth, with and without it, in turns in one process.
 
 usage: python -m perf.scoring.ablations --out DIR [--only WORD,WORD] [--rounds N]
 

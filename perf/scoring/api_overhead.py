@@ -1,4 +1,4 @@
-"""What the HTTP API adds to a call: the same calls over gRPC, with the API's own prompts, in turns on one server.
+"""Measure what the HTTP API adds to a call: the same over gRPC, with the API's own prompts, in turns.
 
 usage: python -m perf.scoring.api_overhead --out DIR [--tokenizer DIR | --model DIR] [--processes N] [--quick]
 
@@ -40,7 +40,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured; words are of about a token each."""
+    """Sizes of a run; words are of about a token each."""
 
     query: int
     item: int
@@ -52,7 +52,7 @@ class Sizes:
     calls: int
     """In each way, of the smallest call; larger ones get fewer."""
     callers: tuple[int, ...]
-    """Of the throughput, in each of their processes."""
+    """Callers in each process, for the throughput."""
     seconds: float
 
 
@@ -61,7 +61,7 @@ CPU = Sizes(12, 3, 4, 8, 20, (1, 3), 6, calls=6, callers=(2,), seconds=3)
 
 
 def make_calls(sizes: Sizes, checkpoint: Path) -> list[Call]:
-    """What is called, the smallest first."""
+    """Draw the calls, the smallest first."""
     rng = np.random.default_rng(0)
     return [
         score_call(rng, sizes.query, 10, sizes.item, 10_000),

@@ -1,4 +1,4 @@
-"""How long one forward takes on the GPU, and which kernels take the time.
+"""Time one forward on the GPU, and the kernels that take the time.
 
 usage: python -m perf.scoring.forward [--geometry NAME] [--dtype bfloat16|fp8|int8] [--out DIR]  (one CUDA GPU)
 

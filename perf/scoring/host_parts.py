@@ -1,4 +1,4 @@
-"""What the host spends on a scorer's batches, by part: pack, upload, launch, collect."""
+"""Time that the host spends on a scorer's batches, by part: pack, upload, launch, collect."""
 
 import time
 from collections import defaultdict
@@ -18,7 +18,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "launch": [(BatchedScorer, "launch")],
     "collect": [(PendingScores, "_read")],
 }
-"""Of each part the functions that do it. "launch" holds the two before it, which are taken out again."""
+"""Functions that do each part. "launch" holds the two before it, which are taken out again."""
 
 
 @contextmanager

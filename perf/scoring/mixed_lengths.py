@@ -37,12 +37,12 @@ ITEM, QUERY = 60, 8
 SHORT, LONG = 512, 4_096
 PERCENTILE = 99
 OUTSIDE_S = 9e-4
-"""What Triton and gRPC add on an H200: a prompt of 300 tokens takes 3.0 ms at the client, 2.1 ms in process."""
+"""Seconds that Triton and gRPC add on an H200: a prompt of 300 takes 3.0 ms at the client, 2.1 in process."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent: sizes in tokens, and how often each is timed alone."""
+    """The calls of a run: sizes in tokens, and how often each is timed alone."""
 
     sizes: tuple[int, ...]
     budget: int

@@ -1,4 +1,4 @@
-"""What mixed_lengths compares: orders of the queue and paces of launches, and what was done under each."""
+"""Arms of mixed_lengths: orders of the queue and paces of launches, and what was done under each."""
 
 import gc
 from collections import defaultdict
@@ -67,12 +67,10 @@ ARMS: dict[str, tuple[type[BatchedScorer], type[QueueOrder[Any]], type[LaunchPac
 
 @dataclass
 class Arm:
-    """What an arm did in its windows.
+    """Work of an arm in its windows.
 
     Attributes:
         took: Seconds of each call, by window.
-        forwards: Of the device.
-        tokens: Computed by them.
         launch_s: Spent by the host in launches.
         answer_s: And in answers.
         parts: Seconds of the host by part: see `host_parts`.

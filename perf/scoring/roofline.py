@@ -91,9 +91,6 @@ def flop(of: Architecture, shape: Shape, calls: int, labels: int) -> float:
     embeddings are not counted.
 
     Args:
-        of: The model.
-        shape: Of each call.
-        calls: In the batch.
         labels: Rows of the head that are computed.
     """
     q, kv = of.heads * of.head_dim, of.kv_heads * of.head_dim

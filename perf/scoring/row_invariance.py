@@ -1,4 +1,4 @@
-"""Whether a score depends on what shares its batch: bits of products by number of rows, and scores by batch.
+"""Find out if a score depends on what shares its batch: bits of products by number of rows, and scores by batch.
 
 usage: python -m perf.scoring.row_invariance [--models NAME,...] [--dtypes fp8,...] [--out DIR]    (one CUDA GPU)
 
@@ -117,7 +117,7 @@ def scores(scorer: Scorer, batch: list[ScoreRequest]) -> Float32:
 
 
 def moved(model: str, dtype: str) -> dict[str, float]:
-    """How far scores move with their batch: largest differences, and the spread of the scores themselves."""
+    """Measure how far scores move with their batch: largest differences, and the spread of the scores."""
     with TemporaryDirectory() as directory, random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config(model, Path(directory), MOST_ROWS)
         scorer = Scorer(Path(directory), "cuda", dtype, MOST_ROWS, query_cache_bytes=2**30)

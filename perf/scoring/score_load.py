@@ -45,7 +45,7 @@ TITLES = {"fresh": "fresh ids", "repeated": "one query for all", "text": "fresh 
 
 @dataclass(frozen=True)
 class Load:
-    """How much is sent."""
+    """Sizes of a load."""
 
     rate: float
     """Calls a second of a Poisson window."""

@@ -57,7 +57,7 @@ class Run(Attempts):
         self._alive = True
 
     def attempt(self, name: str, work: Callable[[], Result]) -> Result | None:
-        """What `work` returns, or None if it failed or the server is gone."""
+        """Return the result of `work`, or None if it failed or the server is gone."""
         if not self._alive:
             self.failures.append(f"{name}: not run, the server no longer answers")
             return None
@@ -171,7 +171,7 @@ def main() -> int:
 
 
 def plan_of(options: argparse.Namespace, device: Device) -> load_plan.Plan:
-    """What is sent, and for how long."""
+    """Choose what is sent, and for how long."""
     chosen = load_plan.GPU_QUICK if options.quick else load_plan.GPU
     if options.geometry != DEFAULT:
         chosen = load_plan.GPU_LARGE

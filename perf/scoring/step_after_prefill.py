@@ -29,7 +29,7 @@ class StepAfter(Runner):
         """Final hidden states of the last step, [R, hidden_size]."""
 
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
-        """As `Runner.run`. The steps use the pool's slots from 0 on, so the forwards must not use any."""
+        """Like `Runner.run`. The steps use the pool's slots from 0 on, so the forwards must not use any."""
         return torch.cat([self._forward(keeping_all(forward, self.pool.shape[1])) for forward in forwards])
 
     def _forward(self, forward: Forward) -> Tensor:

@@ -32,7 +32,7 @@ BUDGET = 2_048
 """Tokens of a forward: the call is one, and few graphs have to be captured."""
 WARM_S, MEASURED_S, LEAST = 1.0, 3.0, 5
 GOALS = {2: 0.60, 4: 0.36}
-"""Of one GPU's time."""
+"""Share of one GPU's time."""
 
 
 def seconds_of_calls(scorer: Scorer, vocabulary: int) -> tuple[float, Any]:

@@ -1,4 +1,4 @@
-"""What sending text costs: `score` by text against `scorer` by the ids of the same texts, in turns on one server.
+"""Measure what sending text costs: `score` by text against `scorer` by the same texts' ids, in turns.
 
 usage: python -m perf.scoring.text_cost --out DIR [--tokenizer DIR | --model DIR] [--rounds N]
 
@@ -50,7 +50,7 @@ Text = tuple[str, list[str]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured; a shape counts words, of about a token each, and seconds are those of one window."""
+    """Sizes of a run; a shape counts words, of about a token each, and seconds are those of one window."""
 
     shape: Shape
     texts: int

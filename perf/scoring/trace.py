@@ -1,4 +1,4 @@
-"""Where the time of a call goes, by text and by ids, from Triton's trace of calls sent one at a time.
+"""Take the time of a call apart, by text and by ids, from Triton's trace of calls sent one at a time.
 
 usage: python -m perf.scoring.trace --out DIR [--checkpoint DIR] [--calls N]
 

@@ -35,7 +35,6 @@ def stages(request: Request, sent: int, done: int) -> dict[str, float]:
     """Milliseconds by stage, in order.
 
     Args:
-        request: As traced.
         sent: When the client made the call, in the trace's nanoseconds.
         done: When it had the answer.
 

@@ -40,12 +40,12 @@ from perf.scoring.device_answers import compare_devices
 from perf.script import arguments, by_comma, failed, write_json
 
 AIMS = {2: 1.98, 4: 3.9}
-"""How many times the items/s of one GPU so many GPUs should give."""
+"""Times the items/s of one GPU that so many GPUs should give."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: `in_flight` calls for each device, windows of `seconds` seconds."""
+    """Sizes of a run: `in_flight` calls for each device, windows of `seconds` seconds."""
 
     in_flight: int
     seconds: float
@@ -79,9 +79,6 @@ def measure(
 
     Args:
         servers: By number of devices, one device first.
-        gpu: Samples the first of them.
-        chosen: The calls, and how much the scores of a call may differ.
-        sizes: How much is measured.
     """
     calls = draw(np.random.default_rng(0), chosen.request, chosen.pool, chosen.vocabulary, chosen.labels)
     messages = [call.message() for call in calls]
