@@ -47,6 +47,16 @@ class DecodeEngine:
         on_death: Called after them, if the engine cannot go on.
         preemption_policy: When a sequence that waits may preempt one that runs.
         board: See `Inbox`.
+
+    Example:
+        With `worker`, any device side, and `outputs`, a list:
+
+        >>> engine = DecodeEngine(worker, None, frozenset(), 8, emit=lambda caller, output: outputs.append(output))
+        >>> call = DecodeCall(np.array([1, 2, 3], np.int32), SamplingParams(max_tokens=2), deadline=math.inf)
+        >>> engine.submit(call, reply_to="a caller")
+        >>> engine.close()
+        >>> [(len(output.token_ids), output.finish_reason) for output in outputs]
+        [(1, ''), (1, 'length')]
     """
 
     def __init__(

@@ -39,7 +39,14 @@ WIDENED_AT_ONCE = 2**20
 
 
 class LMHead:
-    """The head of a causal LM or a classifier."""
+    """The head of a causal LM or a classifier.
+
+    Example:
+        >>> head = LMHead(torch.eye(3), logit_soft_cap=None)
+        >>> hidden = torch.tensor([[0.5, 1.0, 2.0]])
+        >>> head.label_logits(np.array([2, 0], np.int32), Uploads(torch.device("cpu")))(hidden)
+        tensor([[2.0000, 0.5000]])
+    """
 
     def __init__(
         self,

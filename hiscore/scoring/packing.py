@@ -55,6 +55,16 @@ def pack(
     Raises:
         PoolExhausted: What a prompt keeps does not fit the pool.
         ValueError: The budget is smaller than a page.
+
+    Example:
+        >>> prompt = MultiItemPrompt.of([1, 2, 3], [[4, 5], [6]])
+        >>> (forward,) = pack([prompt], budget=64, cache=PrefixCache(pages=8, reserve=4)).forwards
+        >>> forward.positions
+        array([0, 1, 2, 3, 4, 3], dtype=int32)
+        >>> forward.cu_seqlens
+        array([0, 3, 5, 6], dtype=int32)
+        >>> [(group.first_row, group.last_row, group.context_rows) for group in forward.groups]
+        [(0, 3, slice(0, 0, None)), (3, 6, slice(0, 3, None))]
     """
     if budget < PAGE:
         raise ValueError(f"a forward of {budget} tokens is smaller than a page, {PAGE}")

@@ -16,6 +16,13 @@ from hiscore.scoring.prefix_cache import QueryKey
 class MultiItemPrompt:
     """The query's tokens, then the tokens of every item, end to end and without delimiters.
 
+    Example:
+        >>> prompt = MultiItemPrompt.of([1, 2, 3], [[4, 5], [6]])
+        >>> prompt.tokens
+        array([1, 2, 3, 4, 5, 6], dtype=int32)
+        >>> prompt.query_length, prompt.item_lengths
+        (3, array([2, 1]))
+
     Attributes:
         tokens: int32 [query_length + sum(item_lengths)].
         query_length: Tokens of the query; 0 for an empty one.

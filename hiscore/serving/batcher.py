@@ -43,7 +43,17 @@ log = logging.getLogger(__name__)
 
 
 class Batcher(Generic[Job]):
-    """Runs requests in batches; `board` shows the loads of the model's instances, in the unit of costs."""
+    """Runs requests in batches; `board` shows the loads of the model's instances, in the unit of costs.
+
+    Example:
+        With `doubler`, a model whose jobs are numbers, and `answers`, a `ReplyTo` that keeps what is sent:
+
+        >>> batcher = Batcher(doubler, BatchLimits(max_batch_cost=8, max_queue=100))
+        >>> batcher.submit([QueuedRequest(21, answers, deadline=math.inf)])
+        >>> batcher.close()
+        >>> answers.sent
+        [42]
+    """
 
     def __init__(self, model: BatchedModel[Job], limits: BatchLimits, board: Board | None = None) -> None:
         self._model, self._limits = model, limits

@@ -1,9 +1,23 @@
-"""Docstrings open with a verb or a noun (CONTRIBUTING.md)."""
+"""Docstrings open with a verb or a noun, and their examples run (CONTRIBUTING.md)."""
 
 import ast
+import doctest
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+
+from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.layers.lm_head import LMHead
+from hiscore.scoring.packing import pack
+from hiscore.scoring.request import MultiItemPrompt
+from hiscore.serving.batched_model import WholeJobs
+from hiscore.serving.batcher import Batcher
+from tests.support.decode_worker import TINY, HashWorker
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -51,3 +65,81 @@ def test_control_an_opening_is_noticed(text: str, is_headless: bool) -> None:
     below_a_function = f'def f():\n    """{text}"""\n'
     below_an_attribute = f'x = 3\n"""{text}"""\n'
     assert bool(headless(below_a_function)) == bool(headless(below_an_attribute)) == is_headless
+
+
+class Doubler:
+    """A `BatchedModel` whose jobs are numbers."""
+
+    async_launch, between = False, 0
+
+    def cost(self, job: int) -> int:
+        return 1
+
+    def plan(self) -> WholeJobs[int]:
+        return WholeJobs(self.cost)
+
+    def launch(self, jobs: list[int]) -> "Doubled":
+        return Doubled([2 * job for job in jobs])
+
+    def join(self, job: int, answers: Sequence[int]) -> int:
+        raise AssertionError("jobs are never divided")
+
+    def on_failure(self, error: Exception) -> None:
+        raise error
+
+
+class Doubled(NamedTuple):
+    """A batch that has been computed."""
+
+    answers: list[int]
+
+    def finish(self) -> list[int]:
+        return self.answers
+
+    def count(self) -> None:
+        pass
+
+
+class Answers:
+    """A `ReplyTo` that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, answer: Any) -> None:
+        self.sent.append(answer)
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+EXAMPLES: list[tuple[Any, dict[str, Any]]] = [
+    (MultiItemPrompt, {}),
+    (pack, {}),
+    (LMHead, {}),
+    (Batcher, {"doubler": Doubler(), "answers": Answers(), "math": math}),
+    (
+        DecodeEngine,
+        {"worker": HashWorker(TINY), "outputs": [], "np": np, "math": math, "SamplingParams": SamplingParams},
+    ),
+]
+
+
+@pytest.mark.parametrize(("documented", "given"), EXAMPLES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_example_of_a_public_class_runs(documented: Any, given: dict[str, Any]) -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(documented, extraglobs=given)
+    assert example.examples, f"{documented.__name__} shows no example"
+    said: list[str] = []
+    results = doctest.DocTestRunner().run(example, out=said.append)
+    assert results.failed == 0, "".join(said)
+
+
+def test_control_an_example_that_is_wrong_is_noticed() -> None:
+    def wrong() -> None:
+        """
+        >>> 1 + 1
+        3
+        """
+
+    (example,) = doctest.DocTestFinder().find(wrong, "wrong")
+    assert doctest.DocTestRunner().run(example, out=lambda text: None).failed == 1
