@@ -1,68 +1,52 @@
 """Operations between the matrix products, each one pass over its rows: one program for each token.
 
-`_store_row` stores the input of a projection: unchanged, or under a FORMAT of 8 bits (`kernels.eight_bits`) with a
-scale for each row (float32 [T]), computed while the row is in registers.
+`_store_row` stores the input of a projection: unchanged, or under FP8 with a scale for each row (float32 [T]),
+computed while the row is in registers.
 """
 
 import triton
 import triton.language as tl
 
-from hiscore.kernels import eight_bits
+from hiscore.kernels import fp8
 from hiscore.kernels.gemv import gated, launch_dependents, wait_for_predecessors
 
-FP8_LARGEST = tl.constexpr(eight_bits.FP8_LARGEST)
-INT8_LARGEST = tl.constexpr(eight_bits.INT8_LARGEST)
-SMALLEST_PEAK = tl.constexpr(eight_bits.SMALLEST_PEAK)
-NO_FORMAT = tl.constexpr(eight_bits.NO_FORMAT)
-FP8_FORMAT = tl.constexpr(eight_bits.FP8_FORMAT)
-INT8_FORMAT = tl.constexpr(eight_bits.INT8_FORMAT)
-ROUNDER = tl.constexpr(1.5 * 2**23)
-"""Added to a small number and taken away again, it rounds to the nearest whole one, halves to the even one."""
+FP8_LARGEST = tl.constexpr(fp8.FP8_LARGEST)
+SMALLEST_PEAK = tl.constexpr(fp8.SMALLEST_PEAK)
 
 
 @triton.jit
-def _store_row(value, out, scales, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
+def _store_row(value, out, scales, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
     """Store the first WIDTH of value [BLOCK] as a row of out [T, WIDTH]."""
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    if FORMAT == FP8_FORMAT:
+    if FP8:
         value = value.to(tl.float32)
         peak = tl.maximum(tl.max(tl.where(inside, tl.abs(value), 0.0), axis=0), SMALLEST_PEAK)
         tl.store(scales + row, peak * (1 / FP8_LARGEST))
         # A NaN, and every value of a row with an infinity, becomes NaN.
         value = value * (tl.div_rn(1.0, peak) * FP8_LARGEST)
-    elif FORMAT == INT8_FORMAT:
-        value = value.to(tl.float32)
-        size = tl.where(inside, tl.abs(value), 0.0)
-        # int8 has no NaN: the scale shows what is not finite.
-        peak = tl.max(tl.where(size == size, size, float("inf")), axis=0)
-        scale = tl.maximum(peak, SMALLEST_PEAK) * (1 / INT8_LARGEST)
-        tl.store(scales + row, scale)
-        value = tl.where(scale < float("inf"), tl.div_rn(value, tl.zeros([BLOCK], tl.float32) + scale), 0.0)
-        # Not by a multiplication, which a compiler would fuse with the sum.
-        value = (value + ROUNDER) - ROUNDER
     tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def quantise(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
+def quantise(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Quantise rows, each with its own scale. Grid: (T,).
 
     Args:
         x: [T, WIDTH].
-        out: Out: of 8 bits [T, WIDTH].
-        scales: Out: float32 [T].
+        out: float8_e4m3fn [T, WIDTH], written.
+        scales: float32 [T], written.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0)
-    _store_row(value, out, scales, row, WIDTH, BLOCK, FORMAT)
+    _store_row(value, out, scales, row, WIDTH, BLOCK, FP8=True)
 
 
 @triton.jit
 def embed(
     ids, table, x, h, h_scales, weight, scale, eps,
-    WIDTH: tl.constexpr, NORMED: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr,
+    WIDTH: tl.constexpr, NORMED: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
     """x = table[ids] * scale; h = norm(x) * weight, without NORMED x. Grid: (T,).
@@ -71,7 +55,7 @@ def embed(
         ids: int32 [T].
         table: [vocabulary, WIDTH].
         x: float32 [T, WIDTH], written.
-        h, h_scales: [T, WIDTH] and under a FORMAT of 8 bits float32 [T], written.
+        h, h_scales: [T, WIDTH] and under FP8 float32 [T], written.
         weight: float32 [WIDTH], read under NORMED.
     """
     launch_dependents(CHAINED)
@@ -85,21 +69,21 @@ def embed(
     if NORMED:
         factor = tl.load(weight + column, mask=inside, other=0.0)
         value = _normed(value, inside, WIDTH, CENTRED, eps) * factor
-    _store_row(value.to(table.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FORMAT)
+    _store_row(value.to(table.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FP8)
 
 
 @triton.jit
 def add_norm(
     x, update, h, h_scales, post_weight, weight, eps,
     WIDTH: tl.constexpr, SANDWICH: tl.constexpr, NORMED: tl.constexpr, CENTRED: tl.constexpr,
-    BLOCK: tl.constexpr, FORMAT: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK: tl.constexpr, FP8: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """x += update (under SANDWICH norm(update) * post_weight); h = norm(x) * weight, without NORMED x. Grid: (T,).
 
     Args:
         x: float32 [T, WIDTH], updated in place.
         update: [T, WIDTH].
-        h, h_scales: [T, WIDTH] and under a FORMAT of 8 bits float32 [T], written.
+        h, h_scales: [T, WIDTH] and under FP8 float32 [T], written.
         post_weight, weight: float32 [WIDTH], read under SANDWICH and NORMED.
     """
     launch_dependents(CHAINED)
@@ -119,7 +103,7 @@ def add_norm(
     tl.store(x + at, value, mask=inside)
     if NORMED:
         value = _normed(value, inside, WIDTH, CENTRED, eps) * factor
-    _store_row(value.to(update.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FORMAT)
+    _store_row(value.to(update.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FP8)
 
 
 @triton.jit
@@ -147,20 +131,19 @@ def activate(gate_up, out, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def activate_quantised(
-    gate_up, out, scales,
-    WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr,
+    gate_up, out, scales, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """`activate` to 8 bits. Grid: (T,): a row has one scale, so one program computes all of it.
+    """`activate` to fp8. Grid: (T,): a row has one scale, so one program computes all of it.
 
     Args:
         gate_up: [T, 2 WIDTH], gate first.
-        out: Out: of 8 bits [T, WIDTH].
-        scales: Out: float32 [T].
+        out: float8_e4m3fn [T, WIDTH], written.
+        scales: float32 [T], written.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = _gated(gate_up + token * 2 * WIDTH + column, column < WIDTH, WIDTH, GELU)
-    _store_row(value, out, scales, token, WIDTH, BLOCK, FORMAT)
+    _store_row(value, out, scales, token, WIDTH, BLOCK, FP8=True)
 
 
 @triton.jit

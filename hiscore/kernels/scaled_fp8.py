@@ -7,11 +7,11 @@ for longer sums, and what shares a row's tile changes none of its sums.
 import triton
 import triton.language as tl
 
-from hiscore.kernels import eight_bits
+from hiscore.kernels import fp8
 from hiscore.kernels.experts import activate_gated
 
-LARGEST = tl.constexpr(eight_bits.FP8_LARGEST)
-SMALLEST_PEAK = tl.constexpr(eight_bits.SMALLEST_PEAK)
+LARGEST = tl.constexpr(fp8.FP8_LARGEST)
+SMALLEST_PEAK = tl.constexpr(fp8.SMALLEST_PEAK)
 MANTISSA = tl.constexpr(0x7FFFFF)
 
 

@@ -1,7 +1,7 @@
 """What a server will consist of: checkpoint, models, device, tritonserver; chosen and checked before the start."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,10 +11,9 @@ from hiscore.launcher import preflight
 from hiscore.launcher.device_choice import choose_device
 from hiscore.launcher.distribution import Distribution, find_distribution
 from hiscore.launcher.early_checks import check_early
-from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.repository import Values, model_values, num_instances, select
 from hiscore.launcher.shared_memory import SHM_BYTES
-from hiscore.models.support import servable, unrotatable
+from hiscore.models.support import servable
 from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,6 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
     models, left_out = select(settings.models, capabilities)
     for model, reason in left_out.items():
         log.warning("model %s is left out: %s", model, reason)
-    check_int8(settings, directory, models)
     device, reason = choose_device(settings.device)
     log.info("serving %s from %s on %s (%s)", ", ".join(models), directory, device, reason)
     if device == "cpu":
@@ -72,9 +70,3 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
     preflight.check_shared_memory(instances * SHM_BYTES, preflight.free_shared_memory())
     values = model_values(settings, directory, device, models, capabilities.selectors)
     return Choice(directory, models, left_out, device, distribution, values)
-
-
-def check_int8(settings: ServeSettings, directory: Path, models: Sequence[str]) -> None:
-    """Refuse int8 for a scorer of a family that it is not for."""
-    if settings.dtype == "int8" and "scorer" in models and (reason := unrotatable(directory)):
-        raise LaunchError(reason)

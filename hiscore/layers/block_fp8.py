@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hiscore.layers.eight_bits import EightBits, Quantised
+from hiscore.layers.fp8 import Quantised
 
 BLOCKS = (32, 64, 128)
 """Columns of a block that the kernel takes."""
@@ -24,7 +24,7 @@ class BlockFp8Linear:
     """Columns of a block, of `BLOCKS`; the last may be shorter."""
     bias: Tensor | None = None
     """bfloat16 [out]"""
-    reads: ClassVar[EightBits | None] = EightBits.FP8
+    reads_fp8: ClassVar[bool] = True
 
     def __call__(self, x: Quantised) -> Tensor:
         if x.values.is_cuda:

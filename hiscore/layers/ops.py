@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from hiscore.layers.eight_bits import EightBits, Quantised
+from hiscore.layers.fp8 import Quantised
 from hiscore.layers.moe import moe
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import Experts, LayerWeights, Projection
@@ -22,12 +22,12 @@ class Ops(Protocol):
         h: The normalised input of a block, [T, hidden] in the model's dtype.
         Norm weights are float32.
 
-    What a projection reads (h, and the result of `gate`) is a Tensor, or `into` 8 bits a `Quantised`. An
+    What a projection reads (h, and the result of `gate`) is a Tensor, or under `fp8` a `Quantised`. An
     implementation may hand itself something else from one operation to the next, so callers only pass it on.
     """
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
     ) -> tuple[Tensor, Any]:
         """Look up token embeddings and normalise them for the first layer.
 
@@ -36,7 +36,7 @@ class Ops(Protocol):
             table: [vocabulary, hidden].
             scale: Multiplies the embeddings.
             weight: [hidden], of the first layer's input norm; None where the family has none.
-            into: The format of h; None: not quantised.
+            fp8: Quantise h.
 
         Returns:
             x and h.
@@ -69,7 +69,7 @@ class Ops(Protocol):
         update: Tensor,
         post_weight: Tensor | None,
         weight: Tensor | None,
-        into: EightBits | None = None,
+        fp8: bool = False,
     ) -> Any:
         """Add a block's output to the residual stream and normalise the sum for the next block.
 
@@ -78,7 +78,7 @@ class Ops(Protocol):
             update: [T, hidden].
             post_weight: [hidden], of a norm of `update` itself; None where the family has none.
             weight: [hidden]; None: h is the sum itself.
-            into: The format of h; None: not quantised.
+            fp8: Quantise h.
 
         Returns:
             h.
@@ -97,7 +97,7 @@ class Ops(Protocol):
         h: Any,
         post_weight: Tensor | None,
         weight: Tensor | None,
-        into: EightBits | None = None,
+        fp8: bool = False,
     ) -> Any:
         """`add_norm` of a projection of h. The result is only for `project` and `gate`.
 
@@ -107,35 +107,35 @@ class Ops(Protocol):
             h: Its input.
             post_weight: See `add_norm`.
             weight: See `add_norm`.
-            into: See `add_norm`.
+            fp8: See `add_norm`.
         """
-        return self.add_norm(x, self.reduce(self.project(projection, h)), post_weight, weight, into)
+        return self.add_norm(x, self.reduce(self.project(projection, h)), post_weight, weight, fp8)
 
     def reduce(self, partial: Tensor) -> Tensor:
         """The sum over ranks of what each adds to the residual stream; partial may be overwritten."""
         return partial
 
-    def gate(self, projection: Projection, h: Any, into: EightBits | None = None) -> Any:
+    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
         """act(gate) * up of a joint projection to gate and up.
 
         Args:
             projection: Of [T, in] to [T, 2 F], gate first.
             h: Its input.
-            into: The format of the result; None: not quantised.
+            fp8: Quantise the result.
 
         Returns:
             [T, F].
         """
-        return self.activate(self.project(projection, h), into)
+        return self.activate(self.project(projection, h), fp8)
 
     def experts(self, experts: Experts, h: Tensor) -> Tensor:
         """A mixture of experts: [T, hidden] to [T, hidden]."""
         return moe(experts, h)
 
-    def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Any:
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
         """act(gate) * up: [T, 2 F] to [T, F]."""
         ...
 
-    def quantise(self, x: Tensor, into: EightBits) -> Quantised:
-        """Quantise what no other operation quantises, for a projection in 8 bits: [T, width]."""
+    def quantise(self, x: Tensor) -> Quantised:
+        """Quantise what no other operation quantises, for a projection in fp8: [T, width]."""
         ...

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hiscore.layers.eight_bits import EightBits, Quantised
+from hiscore.layers.fp8 import Quantised
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import Experts, LayerWeights, Projection
@@ -64,14 +64,14 @@ class ParallelOps(Ops):
         self._wide_norms = wide_norms
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
     ) -> tuple[Tensor, Any]:
         mine = ids - self._vocabulary.start
         held = (mine >= 0) & (mine < len(table))
         # One rank has the row, the others add zeros.
         rows = self._group.sum(table[torch.where(held, mine, 0)].masked_fill_(~held[:, None], 0))
         places = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
-        return self._inner.embed(places, rows, scale, weight, into)
+        return self._inner.embed(places, rows, scale, weight, fp8)
 
     def rope_and_cache(
         self,
@@ -106,21 +106,21 @@ class ParallelOps(Ops):
         update: Tensor,
         post_weight: Tensor | None,
         weight: Tensor | None,
-        into: EightBits | None = None,
+        fp8: bool = False,
     ) -> Any:
-        return self._inner.add_norm(x, update, post_weight, weight, into)
+        return self._inner.add_norm(x, update, post_weight, weight, fp8)
 
     def project(self, projection: Projection, h: Any) -> Tensor:
         return self._inner.project(projection, h)
 
-    def gate(self, projection: Projection, h: Any, into: EightBits | None = None) -> Any:
-        return self._inner.gate(projection, h, into)
+    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
+        return self._inner.gate(projection, h, fp8)
 
     def experts(self, experts: Experts, h: Tensor) -> Tensor:
         return self._inner.experts(experts, h)
 
-    def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Any:
-        return self._inner.activate(gate_up, into)
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
+        return self._inner.activate(gate_up, fp8)
 
-    def quantise(self, x: Tensor, into: EightBits) -> Quantised:
-        return self._inner.quantise(x, into)
+    def quantise(self, x: Tensor) -> Quantised:
+        return self._inner.quantise(x)

@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hiscore.kernels.eight_bits import FP8_LARGEST, SMALLEST_PEAK
-from hiscore.layers.eight_bits import FP8, EightBits
+from hiscore.kernels.fp8 import FP8_LARGEST, SMALLEST_PEAK
+from hiscore.layers.fp8 import FP8
 from hiscore.layers.weights import Scales
 
 COLUMNS = (32, 64, 128)
@@ -29,7 +29,7 @@ class ScaledLinear:
     scales: Scales
     bias: Tensor | None = None
     """[out]"""
-    reads: ClassVar[EightBits | None] = None
+    reads_fp8: ClassVar[bool] = False
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_cuda:

@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import scaled_fp8 as kernels
-from hiscore.layers.eight_bits import FP8
+from hiscore.layers.fp8 import FP8
 from hiscore.layers.tile import Tile
 from hiscore.layers.weights import Scales
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hiscore.layers.activations import gated
-from hiscore.layers.eight_bits import EightBits, Quantised, quantise
+from hiscore.layers.fp8 import Quantised, quantise
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import LayerWeights
@@ -25,10 +25,10 @@ class TorchOps(Ops):
         self._activation = activation
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
     ) -> tuple[Tensor, Any]:
         x = table[ids].to(at_least_float32(table.dtype)) * scale
-        return x, _for_projection(self._block_norm(x, weight, table.dtype), into)
+        return x, _for_projection(self._block_norm(x, weight, table.dtype), fp8)
 
     def rope_and_cache(
         self,
@@ -64,16 +64,16 @@ class TorchOps(Ops):
         update: Tensor,
         post_weight: Tensor | None,
         weight: Tensor | None,
-        into: EightBits | None = None,
+        fp8: bool = False,
     ) -> Any:
         x += self._block_norm(update, post_weight, update.dtype)
-        return _for_projection(self._block_norm(x, weight, update.dtype), into)
+        return _for_projection(self._block_norm(x, weight, update.dtype), fp8)
 
-    def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Any:
-        return _for_projection(gated(gate_up, self._activation), into)
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
+        return _for_projection(gated(gate_up, self._activation), fp8)
 
-    def quantise(self, x: Tensor, into: EightBits) -> Quantised:
-        return quantise(x, into)
+    def quantise(self, x: Tensor) -> Quantised:
+        return quantise(x)
 
     def _block_norm(self, x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
         return x.to(dtype) if weight is None else self._norm(x, weight, dtype)
@@ -86,5 +86,5 @@ class TorchOps(Ops):
         return (y.to(at_least_float32(dtype)) * weight).to(dtype)
 
 
-def _for_projection(x: Tensor, into: EightBits | None) -> Tensor | Quantised:
-    return x if into is None else quantise(x, into)
+def _for_projection(x: Tensor, fp8: bool) -> Tensor | Quantised:
+    return quantise(x) if fp8 else x

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from hiscore.kernels import elementwise, gated_mlp, gemv
 from hiscore.kernels import rope as rope_kernels
-from hiscore.kernels.eight_bits import NO_FORMAT
 from hiscore.layers import moe_triton
-from hiscore.layers.eight_bits import EightBits, Quantised
+from hiscore.layers.fp8 import FP8, Quantised
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.step_products import StepProducts
@@ -68,19 +67,15 @@ class TritonOps(Ops):
         self._step_products = step_products
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
     ) -> tuple[Tensor, Tensor | Quantised]:
         width = table.shape[1]
         x = torch.empty((len(ids), width), dtype=at_least_float32(table.dtype), device=table.device)
-        h = (
-            torch.empty_like(x, dtype=table.dtype)
-            if into is None
-            else _empty_quantised(len(ids), width, into, x)
-        )
+        h = _empty_quantised(len(ids), width, x) if fp8 else torch.empty_like(x, dtype=table.dtype)
         elementwise.embed[(len(ids),)](
             ids, table, x, *_targets(h), x if weight is None else weight, scale, self._eps,
             WIDTH=width, NORMED=weight is not None, CENTRED=self._centred,
-            BLOCK=triton.next_power_of_2(width), FORMAT=_of_kernels(into), **self._launch_kwargs(len(ids)),
+            BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._launch_kwargs(len(ids)),
         )  # fmt: skip
         return x, h
 
@@ -117,16 +112,16 @@ class TritonOps(Ops):
         update: Tensor,
         post_weight: Tensor | None,
         weight: Tensor | None,
-        into: EightBits | None = None,
+        fp8: bool = False,
     ) -> Tensor | Quantised:
         rows, width = x.shape
-        h = torch.empty_like(update) if into is None else _empty_quantised(rows, width, into, x)
+        h = _empty_quantised(rows, width, x) if fp8 else torch.empty_like(update)
         if rows:
             elementwise.add_norm[(rows,)](
                 x, update, *_targets(h), x if post_weight is None else post_weight,
                 x if weight is None else weight, self._eps,
                 WIDTH=width, SANDWICH=post_weight is not None, NORMED=weight is not None, CENTRED=self._centred,
-                BLOCK=triton.next_power_of_2(width), FORMAT=_of_kernels(into), **self._launch_kwargs(rows),
+                BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._launch_kwargs(rows),
             )  # fmt: skip
         return h
 
@@ -141,19 +136,19 @@ class TritonOps(Ops):
         h: Any,
         post_weight: Tensor | None,
         weight: Tensor | None,
-        into: EightBits | None = None,
+        fp8: bool = False,
     ) -> Any:
         # What can be left to the product that reads h is an RMS norm.
-        leaves_norm = post_weight is None and into is None and not self._centred and gemv.fits(*x.shape)
+        leaves_norm = post_weight is None and not fp8 and not self._centred and gemv.fits(*x.shape)
         steps = self._step_products
         if weight is not None and leaves_norm and steps and steps.is_gemv(projection, h):
             gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=supports_pdl())
             return gemv.Normed(x, weight, self._eps)
-        return super().project_add_norm(x, projection, h, post_weight, weight, into)
+        return super().project_add_norm(x, projection, h, post_weight, weight, fp8)
 
-    def gate(self, projection: Projection, h: Any, into: EightBits | None = None) -> Any:
-        if into is not None:
-            return super().gate(projection, h, into)
+    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
+        if fp8:
+            return super().gate(projection, h, fp8)
         product = self._step_product(projection, h, self._gelu)
         if product is not None:
             return product
@@ -162,7 +157,7 @@ class TritonOps(Ops):
             tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, sms)
             if tile:
                 return gated_mlp.multiply(h, projection.weight, self._gelu, tile, sms)
-        return super().gate(projection, h, into)
+        return super().gate(projection, h)
 
     def _step_product(self, projection: Projection, h: Any, gelu: int | None = None) -> Tensor | None:
         steps = self._step_products
@@ -177,10 +172,10 @@ class TritonOps(Ops):
     def experts(self, experts: Experts, h: Tensor) -> Tensor:
         return moe_triton.moe(experts, h, step=self._step_products is not None)
 
-    def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Tensor | Quantised:
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2
-        if into is not None:
-            return self._activate_quantised(gate_up, rows, width, into)
+        if fp8:
+            return self._activate_quantised(gate_up, rows, width)
         out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
         block = min(1024, triton.next_power_of_2(width))
         if rows:
@@ -189,39 +184,35 @@ class TritonOps(Ops):
             )
         return out
 
-    def _activate_quantised(self, gate_up: Tensor, rows: int, width: int, into: EightBits) -> Quantised:
-        out = _empty_quantised(rows, width, into, gate_up)
+    def _activate_quantised(self, gate_up: Tensor, rows: int, width: int) -> Quantised:
+        out = _empty_quantised(rows, width, gate_up)
         if rows:
             elementwise.activate_quantised[(rows,)](
                 gate_up, out.values, out.scales, WIDTH=width, GELU=self._gelu,
-                BLOCK=triton.next_power_of_2(width), FORMAT=into.of_kernels, num_warps=_warps(width),
+                BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
             )  # fmt: skip
         return out
 
-    def quantise(self, x: Tensor, into: EightBits) -> Quantised:
+    def quantise(self, x: Tensor) -> Quantised:
         rows, width = x.shape
-        out = _empty_quantised(rows, width, into, x)
+        out = _empty_quantised(rows, width, x)
         if rows:
             elementwise.quantise[(rows,)](
                 x, out.values, out.scales,
-                WIDTH=width, BLOCK=triton.next_power_of_2(width), FORMAT=into.of_kernels, num_warps=_warps(width),
+                WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
             )  # fmt: skip
         return out
 
 
-def _empty_quantised(rows: int, width: int, into: EightBits, like: Tensor) -> Quantised:
+def _empty_quantised(rows: int, width: int, like: Tensor) -> Quantised:
     return Quantised(
-        torch.empty((rows, width), dtype=into.dtype, device=like.device),
+        torch.empty((rows, width), dtype=FP8, device=like.device),
         torch.empty((rows, 1), dtype=torch.float32, device=like.device),
     )
 
 
-def _of_kernels(into: EightBits | None) -> int:
-    return NO_FORMAT if into is None else into.of_kernels
-
-
 def _targets(out: Tensor | Quantised) -> tuple[Tensor, Tensor]:
-    """Values and scales as a kernel takes them; without 8 bits it does not touch the second."""
+    """Values and scales as a kernel takes them; without fp8 it does not touch the second."""
     return (out, out) if isinstance(out, Tensor) else (out.values, out.scales)
 
 

@@ -5,15 +5,14 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.products import linear
 
 
 class Projection(Protocol):
-    """A linear layer; reads a Tensor, or in 8 bits a `Quantised`."""
+    """A linear layer; reads a Tensor, or in fp8 a `Quantised`."""
 
-    reads: ClassVar[EightBits | None]
-    """The format of what it reads; None: a Tensor."""
+    reads_fp8: ClassVar[bool]
+    """It reads a `Quantised`."""
 
     def __call__(self, x: Any) -> Tensor: ...
 
@@ -26,7 +25,7 @@ class Linear:
     """[out, in]"""
     bias: Tensor | None = None
     """[out]"""
-    reads: ClassVar[EightBits | None] = None
+    reads_fp8: ClassVar[bool] = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -149,7 +148,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole checkpoint on one device; only projections may be in 8 bits."""
+    """A whole checkpoint on one device; only projections may be in fp8."""
 
     embedding: Tensor
     """[vocabulary, hidden]"""

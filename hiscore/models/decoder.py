@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import Attention, AttentionShape
-from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.lm_head import LMHead
 from hiscore.layers.ops import Ops
 from hiscore.layers.parallel_ops import ParallelOps, WideNorms
@@ -47,7 +46,7 @@ class Decoder:
         checkpoint: Path,
         device: torch.device,
         dtype: torch.dtype,
-        into: EightBits | None = None,
+        fp8: bool = False,
         max_context: int | None = None,
         shared: SharedWeights | None = None,
         group: Group | None = None,
@@ -58,7 +57,7 @@ class Decoder:
             checkpoint: Directory with config.json and safetensors.
             device: Where weights and tables are kept.
             dtype: Of weights and activations.
-            into: The format of the layers' projections and their inputs; None: that dtype.
+            fp8: The layers' projections and their inputs are in fp8.
             max_context: Tokens of the longest sequence; None: see `context_limit`.
             shared: Weights of the server's models; None: this one has its own.
             group: The ranks that compute together; None: this process is the only one.
@@ -73,8 +72,8 @@ class Decoder:
         self.architecture = a = of_rank(whole, shard)
         """With the sizes of this rank."""
         self.weights: Weights = (shared or SharedWeights()).load(
-            weights_key(device, dtype, into, shard),
-            lambda: load_weights(checkpoint, whole, device, dtype, into, shard),
+            weights_key(device, dtype, fp8, shard),
+            lambda: load_weights(checkpoint, whole, device, dtype, fp8, shard),
         )
         self.device, self.dtype = device, dtype
         self.after_layer: Advance = no_progress
@@ -165,12 +164,12 @@ class Decoder:
         a, layers = self.architecture, self.weights.layers
         span = range(a.layers) if span is None else span
         angles = inputs.positions if inputs.angles is None else inputs.angles
-        norm, into = layers[span.start].input_norm, layers[span.start].qkv.reads
+        norm, fp8 = layers[span.start].input_norm, layers[span.start].qkv.reads_fp8
         if x is None:
-            x, h = ops.embed(inputs.input_ids, self.weights.embedding, self._embedding_scale, norm, into)
+            x, h = ops.embed(inputs.input_ids, self.weights.embedding, self._embedding_scale, norm, fp8)
         else:
             nothing = torch.zeros_like(x, dtype=self.dtype)
-            h = ops.add_norm(x, nothing, layers[span.start - 1].post_mlp_norm, norm, into)
+            h = ops.add_norm(x, nothing, layers[span.start - 1].post_mlp_norm, norm, fp8)
         for index in span:
             layer = layers[index]
             qkv = ops.project(layer.qkv, h)
@@ -180,17 +179,17 @@ class Decoder:
             attended = attention.attend(index, qkv, pool[index])
             self.after_layer()
             if index < a.layers - 1:
-                norm, into = layers[index + 1].input_norm, layers[index + 1].qkv.reads
+                norm, fp8 = layers[index + 1].input_norm, layers[index + 1].qkv.reads_fp8
                 if a.family.parallel_mlp:
-                    h = ops.add_norm(x, self._parallel(layer, h, attended, ops), None, norm, into)
+                    h = ops.add_norm(x, self._parallel(layer, h, attended, ops), None, norm, fp8)
                     continue
                 h = self._after_attention(layer, x, attended, ops)
                 if isinstance(layer.mlp, Mlp):
-                    gated = ops.gate(layer.mlp.gate_up, h, layer.mlp.down.reads)
-                    h = ops.project_add_norm(x, layer.mlp.down, gated, layer.post_mlp_norm, norm, into)
+                    gated = ops.gate(layer.mlp.gate_up, h, layer.mlp.down.reads_fp8)
+                    h = ops.project_add_norm(x, layer.mlp.down, gated, layer.post_mlp_norm, norm, fp8)
                 else:
                     added = ops.reduce(ops.experts(layer.mlp, h))
-                    h = ops.add_norm(x, added, layer.post_mlp_norm, norm, into)
+                    h = ops.add_norm(x, added, layer.post_mlp_norm, norm, fp8)
         return x, attended
 
     def tail(self, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
@@ -207,12 +206,12 @@ class Decoder:
         layer = self.weights.layers[-1]
         if self.architecture.family.parallel_mlp:
             h = ops.add_norm(
-                x, torch.zeros_like(x, dtype=self.dtype), None, layer.input_norm, layer.qkv.reads
+                x, torch.zeros_like(x, dtype=self.dtype), None, layer.input_norm, layer.qkv.reads_fp8
             )
             out = self._parallel(layer, h, attended, ops)
         else:
             out = ops.reduce(self._mlp(layer, self._after_attention(layer, x, attended, ops), ops))
-        # Not quantised: the LM head is never in 8 bits.
+        # Not quantised: the LM head is never in fp8.
         final: Tensor = ops.add_norm(x, out, layer.post_mlp_norm, self.weights.final_norm)
         return final
 
@@ -221,14 +220,14 @@ class Decoder:
         projected = _as_read(layer.output, attended, ops)
         post, norm = layer.post_attention_norm, layer.mlp_norm
         if isinstance(layer.mlp, Mlp):
-            return ops.project_add_norm(x, layer.output, projected, post, norm, layer.mlp.gate_up.reads)
-        # Experts are not in 8 bits.
+            return ops.project_add_norm(x, layer.output, projected, post, norm, layer.mlp.gate_up.reads_fp8)
+        # Experts are not in fp8.
         return ops.add_norm(x, ops.reduce(ops.project(layer.output, projected)), post, norm)
 
     def _mlp(self, layer: LayerWeights, h: Any, ops: Ops) -> Tensor:
         """What an MLP or experts add to x: of a rank, its part of it."""
         if isinstance(layer.mlp, Mlp):
-            return ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, layer.mlp.down.reads))
+            return ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, layer.mlp.down.reads_fp8))
         return ops.experts(layer.mlp, h)
 
     def _parallel(self, layer: LayerWeights, h: Any, attended: Tensor, ops: Ops) -> Tensor:
@@ -238,13 +237,11 @@ class Decoder:
 
 
 def _as_read(projection: Projection, x: Tensor, ops: Ops) -> Any:
-    return x if projection.reads is None else ops.quantise(x, projection.reads)
+    return ops.quantise(x) if projection.reads_fp8 else x
 
 
-def weights_key(
-    device: torch.device, dtype: torch.dtype, into: EightBits | None = None, shard: Shard = WHOLE
-) -> str:
+def weights_key(device: torch.device, dtype: torch.dtype, fp8: bool = False, shard: Shard = WHOLE) -> str:
     """What tells a checkpoint's weights in memory apart: two decoders with the same key could share them."""
     of_rank = f"-{shard.rank}of{shard.ranks}" if shard.ranks > 1 else ""
-    key = f"{device}-{dtype}{f'-{into.value}' if into else ''}{of_rank}"
+    key = f"{device}-{dtype}{'-fp8' if fp8 else ''}{of_rank}"
     return key.replace(":", "").replace("torch.", "")

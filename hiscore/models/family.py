@@ -147,19 +147,6 @@ class DecoderFamily:
         return "auto", "quest", "dense"
 
     @property
-    def unrotatable(self) -> str | None:
-        """Why DTYPE=int8 cannot be had: what no rotation of the residual stream can be folded into; or None."""
-        if self.layer_norms:
-            found = "layer norms, which subtract a mean"
-        elif self.norms != PRE_NORMS:
-            found = "norms of what a block adds to the residual stream"
-        elif self.experts is not None:
-            found = "a mixture of experts"
-        else:
-            return None
-        return f"DTYPE is int8, and {self.name} has {found}: set DTYPE to bfloat16 or fp8"
-
-    @property
     def rules(self) -> tuple[Rule, ...]:
         """What a config must satisfy; the first rule that it breaks is reported."""
         return (

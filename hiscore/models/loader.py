@@ -10,14 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.rope import rotary_order
 from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import Architecture
 from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.expert_loader import load_experts
-from hiscore.models.int8 import SERVED, Folding, Int8Design
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
 from hiscore.models.sharding import Cuts, of_rank
 from hiscore.parallel.shard import WHOLE, Shard
@@ -28,52 +26,36 @@ def load_weights(
     architecture: Architecture,
     device: torch.device,
     dtype: torch.dtype,
-    into: EightBits | None = None,
+    fp8: bool = False,
     shard: Shard = WHOLE,
-    design: Int8Design = SERVED,
 ) -> Weights:
     """Load and fuse a checkpoint's weights, or a rank's share of them.
 
     Args:
         checkpoint: Directory with safetensors.
         architecture: What the config says.
-        device: Where the weights are kept.
         dtype: Of the weights; norms are float32.
-        into: The format of the layers' projections; in fp8, of a checkpoint that stores some so, those.
-        shard: The rank.
-        design: For int8.
+        fp8: Keep the layers' projections in fp8; of a checkpoint that stores some so, those alone.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
     """
     a = architecture
-    if into is EightBits.INT8 and (reason := a.family.unrotatable):
-        raise UnsupportedCheckpoint(reason)
     cuts, mine = Cuts.of(a, shard), of_rank(a, shard)
-    folding = Folding(into, mine, design)
-    # What is folded is rounded once.
-    stored = torch.float32 if folding.changes_weights else None
     read = CheckpointReader(checkpoint, device, dtype, architecture.stored_in_fp8)
     if a.labels is None:
-        embedding, head = embedding_and_head(
-            read, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary, stored
-        )
+        embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary)
     else:
-        embedding = read.tensor(EMBEDDING, a.vocab_size, a.hidden_size, dtype=stored, cut=cuts.vocabulary)
-        head = read.tensor("score.weight", a.labels, a.hidden_size, dtype=stored)
-    layers = tuple(_load_layer(read, index, a, cuts, mine, folding) for index in range(a.layers))
+        embedding = read.tensor(EMBEDDING, a.vocab_size, a.hidden_size, cut=cuts.vocabulary)
+        head = read.tensor("score.weight", a.labels, a.hidden_size)
+    layers = tuple(_load_layer(read, index, a, cuts, mine, fp8) for index in range(a.layers))
     final_norm = _norm(read, "model.norm", a, a.hidden_size) * a.logit_scale
     if left_over := read.unread():
         raise UnsupportedCheckpoint(
             f"the checkpoint holds {len(left_over)} tensors that a {a.family.name} model does not have, "
             f"'{left_over[0]}' for one"
         )
-    return Weights(
-        folding.embedding(embedding).to(dtype),
-        layers,
-        folding.norm(final_norm),
-        folding.head(head, final_norm).to(dtype),
-    )
+    return Weights(embedding, layers, final_norm, head)
 
 
 def embedding_and_head(
@@ -82,7 +64,6 @@ def embedding_and_head(
     hidden_size: int,
     tied: bool,
     cut: Cut = UNCUT,
-    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read the embedding and the head of a causal LM, which may be one tensor.
 
@@ -95,7 +76,6 @@ def embedding_and_head(
         hidden_size: Columns of both.
         tied: Whether the config ties them.
         cut: The part of both that is read.
-        dtype: Of both; None: the reader's.
 
     Returns:
         Both, [vocabulary, hidden].
@@ -103,14 +83,14 @@ def embedding_and_head(
     shape = vocab_size, hidden_size
     both = EMBEDDING in read and HEAD in read
     if not tied or (both and not read.equal(EMBEDDING, HEAD)):
-        embedding = read.tensor(EMBEDDING, *shape, dtype=dtype, cut=cut)
-        return embedding, read.tensor(HEAD, *shape, dtype=dtype, cut=cut)
-    shared = read.tensor(HEAD if HEAD in read and not both else EMBEDDING, *shape, dtype=dtype, cut=cut)
+        embedding = read.tensor(EMBEDDING, *shape, cut=cut)
+        return embedding, read.tensor(HEAD, *shape, cut=cut)
+    shared = read.tensor(HEAD if HEAD in read and not both else EMBEDDING, *shape, cut=cut)
     return shared, shared
 
 
 def _load_layer(
-    read: CheckpointReader, index: int, a: Architecture, cuts: Cuts, mine: Architecture, folding: Folding
+    read: CheckpointReader, index: int, a: Architecture, cuts: Cuts, mine: Architecture, fp8: bool
 ) -> LayerWeights:
     """Load a layer of `a`, of which the rank has the sizes `mine`."""
     prefix, norms = f"model.layers.{index}", a.family.norms
@@ -132,32 +112,19 @@ def _load_layer(
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     qkv = _widths(attention, a.family.qkv_names, (q, kv, kv))
     output = {f"{attention}.o_proj": a.hidden_size}
-    input_norm, mlp_norm = norm(norms.input), norm(norms.mlp)
     return LayerWeights(
-        input_norm=None if input_norm is None else folding.norm(input_norm),
-        qkv=read.projection(
-            qkv,
-            a.hidden_size,
-            a.qkv_bias,
-            _order_of_qkv(mine),
-            cuts.qkv,
-            fold=folding.of("qkv", input_norm),
-        ),
+        input_norm=norm(norms.input),
+        qkv=read.projection(qkv, a.hidden_size, a.qkv_bias, _order_of_qkv(mine), cuts.qkv, fp8=fp8),
         q_norm=head_norm("q_norm", a.heads, mine.heads, cuts.q_norm),
         k_norm=head_norm("k_norm", a.kv_heads, mine.kv_heads, cuts.k_norm),
         output=read.projection(
-            output,
-            q,
-            a.output_bias,
-            cut=cuts.output,
-            adds_bias=cuts.adds_biases,
-            fold=folding.of("output"),
+            output, q, a.output_bias, cut=cuts.output, adds_bias=cuts.adds_biases, fp8=fp8
         ),
         post_attention_norm=norm(norms.post_attention),
-        mlp_norm=None if mlp_norm is None else folding.norm(mlp_norm),
+        mlp_norm=norm(norms.mlp),
         mlp=load_experts(read, prefix, a, cuts.experts)
         if a.routed[index]
-        else _load_mlp(read, f"{prefix}.mlp", a, cuts, folding, mlp_norm),
+        else _load_mlp(read, f"{prefix}.mlp", a, cuts, fp8),
         post_mlp_norm=norm(norms.post_mlp),
         sinks=read.tensor(f"{attention}.sinks", a.heads, dtype=torch.float32, cut=cuts.sinks)
         if a.family.sinks
@@ -165,27 +132,12 @@ def _load_layer(
     )
 
 
-def _load_mlp(
-    read: CheckpointReader, prefix: str, a: Architecture, cuts: Cuts, folding: Folding, norm: Tensor | None
-) -> Mlp:
+def _load_mlp(read: CheckpointReader, prefix: str, a: Architecture, cuts: Cuts, fp8: bool) -> Mlp:
     inner, down = a.intermediate_size, {f"{prefix}.down_proj": a.hidden_size}
     gate_up = _widths(prefix, a.family.gate_up_names, (inner, inner))
     return Mlp(
-        gate_up=read.projection(
-            gate_up,
-            a.hidden_size,
-            a.mlp_bias,
-            cut=cuts.gate_up,
-            fold=folding.of("gate_up", norm),
-        ),
-        down=read.projection(
-            down,
-            inner,
-            a.mlp_bias,
-            cut=cuts.down,
-            adds_bias=cuts.adds_biases,
-            fold=folding.of("down"),
-        ),
+        gate_up=read.projection(gate_up, a.hidden_size, a.mlp_bias, cut=cuts.gate_up, fp8=fp8),
+        down=read.projection(down, inner, a.mlp_bias, cut=cuts.down, adds_bias=cuts.adds_biases, fp8=fp8),
     )
 
 

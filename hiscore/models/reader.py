@@ -8,22 +8,12 @@ import torch
 from torch import Tensor
 
 from hiscore.layers.block_fp8 import BLOCKS, BlockFp8Linear
-from hiscore.layers.eight_bits import (
-    ALIGNMENT,
-    FP8,
-    INT8_INPUTS,
-    EightBits,
-    Fp8Linear,
-    Int8Linear,
-    Quantised,
-    quantise,
-)
+from hiscore.layers.fp8 import ALIGNMENT, FP8, Fp8Linear, Quantised, quantise
 from hiscore.layers.scaled_fp8 import COLUMNS
 from hiscore.layers.weights import Linear, Projection, Scales
 from hiscore.models.cut import UNCUT, Cut, narrowed, scales_of
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors, check_shape
-from hiscore.models.rotation import UNFOLDED, Fold
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROPE_BUFFER = ".rotary_emb.inv_freq"
@@ -81,7 +71,7 @@ class CheckpointReader:
         order: Tensor | None = None,
         cut: Cut = UNCUT,
         adds_bias: bool = True,
-        fold: Fold = UNFOLDED,
+        fp8: bool = False,
     ) -> Projection:
         """Read layers of the same input as one projection.
 
@@ -92,40 +82,32 @@ class CheckpointReader:
             order: int64, of the outputs that are read; None: as they are.
             cut: The part that is read; its rows are those of all layers, one behind another.
             adds_bias: Whether this rank reads the biases.
-            fold: What it absorbs and becomes; its sides are those of the part.
+            fp8: It becomes one in fp8; of a checkpoint that keeps fp8, if it is stored so.
         """
-        into = fold.into
-        keeps_fp8 = self._keeps_fp8 and into is EightBits.FP8
         weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}
         biases, added = {f"{name}.bias": (out,) for name, out in outs.items()}, None
         if bias and adds_bias:
-            added = fold.bias(self._joined(biases, fold.reads, Cut(cut.rows))).to(self.dtype)
+            added = self._joined(biases, cut=Cut(cut.rows))
         elif bias:
             self.leave(biases)
         if order is not None:
             order = order.to(self._device)
             added = None if added is None else added[order]
-        if keeps_fp8 and (kept := self._kept_in_fp8(weights, added, order, cut)):
+        if fp8 and self._keeps_fp8 and (kept := self._kept_in_fp8(weights, added, order, cut)):
             return kept
-        # Folded and quantised from float32, so that it is rounded once.
-        quantises = into is not None and not keeps_fp8
-        weight = fold.weight(self._joined(weights, torch.float32 if quantises else fold.reads, cut))
+        # Quantised from float32, so that it is rounded once.
+        quantises = fp8 and not self._keeps_fp8
+        weight = self._joined(weights, torch.float32 if quantises else None, cut)
         if order is not None:
             weight = weight[order]
-        if into is None or not quantises:
-            return Linear(weight.to(self.dtype), added)
-        self._check_sizes(next(iter(weights)), weight, into)
-        quantised = quantise(weight, into)
-        if into is EightBits.INT8:
-            return Int8Linear(quantised, self.dtype, added)
-        return Fp8Linear(quantised, added)
-
-    def _check_sizes(self, name: str, weight: Tensor, into: EightBits) -> None:
-        of = f"'{name}' belongs to a projection of shape {list(weight.shape)}; dtype {into.value} needs"
+        if not quantises:
+            return Linear(weight, added)
         if any(size % ALIGNMENT for size in weight.shape):
-            raise UnsupportedCheckpoint(f"{of} multiples of {ALIGNMENT}")
-        if into is EightBits.INT8 and weight.shape[1] > INT8_INPUTS:
-            raise UnsupportedCheckpoint(f"{of} at most {INT8_INPUTS} inputs")
+            raise UnsupportedCheckpoint(
+                f"'{next(iter(weights))}' belongs to a projection of shape {list(weight.shape)}; dtype fp8 needs "
+                f"multiples of {ALIGNMENT}"
+            )
+        return Fp8Linear(quantise(weight), added)
 
     def _kept_in_fp8(
         self, weights: Mapping[str, tuple[int, ...]], bias: Tensor | None, order: Tensor | None, cut: Cut

@@ -8,7 +8,7 @@ from pathlib import Path
 from hiscore.models.division import undividable
 from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, family_of
-from hiscore.models.family import CLASSIFIER, DecoderFamily, DsaFamily
+from hiscore.models.family import CLASSIFIER, DsaFamily
 from hiscore.models.rules import CAUSAL_RULE, COMMON_RULES, UNIDIRECTIONAL_RULE, Config
 from hiscore.models.text_towers import TEXT_TOWERS, text_config
 from hiscore.settings import Selector
@@ -135,14 +135,6 @@ def unscorable(config: Config) -> str | None:
     if isinstance(family := family_of(config), DsaFamily):
         return f"model_type '{family.name}' attends to a selection of tokens: decode alone serves it"
     return unsupported(config)
-
-
-def unrotatable(checkpoint: Path) -> str | None:
-    """Why the scorer cannot serve a checkpoint that it knows with DTYPE=int8, or None if it can."""
-    family = family_of(json.loads((checkpoint / "config.json").read_text()))
-    if isinstance(family, DecoderFamily):
-        return family.unrotatable
-    return "DTYPE is int8: encoders are served in float32 and bfloat16"
 
 
 def undecodable(config: Config) -> str | None:

@@ -19,7 +19,6 @@ NUMBER_BYTES = {
     "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
-PROJECTION = re.compile(r"(?!.*\.experts\.).*_proj\.(weight|qweight|weight_packed)$")
 COMPANION = re.compile(r"(scales?|scale_inv|zeros|zero_point|g_idx|weight_shape)$")
 """What is stored beside a quantised weight, and gone once it is dequantised."""
 BITS = {"fp8": 8, "mxfp4": 4, "awq": 4}
@@ -29,7 +28,6 @@ def weight_bytes(
     checkpoint: Path,
     number_bytes: int,
     share_of: Callable[[str], float] = lambda name: 1.0,
-    in_int8: Callable[[str], bool] = lambda name: False,
 ) -> int:
     """Bytes of all weights, those that are quantised in the file dequantised.
 
@@ -37,7 +35,6 @@ def weight_bytes(
         checkpoint: Directory with config.json and safetensors.
         number_bytes: Bytes of one number in the model's dtype.
         share_of: How much of a tensor is loaded, by its name.
-        in_int8: Whether a projection takes one byte for each weight whatever it is stored in, by its name.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     quantised = config.get("quantization_config") or (config.get("text_config") or {}).get(
@@ -52,8 +49,7 @@ def weight_bytes(
         if COMPANION.search(name):
             continue
         packed = 1 if dtype in FLOATS else NUMBER_BYTES[dtype] * 8 // bits
-        in_a_byte = PROJECTION.match(name) and in_int8(name)
-        total += share_of(name) * prod(shape) * packed * (1 if in_a_byte else number_bytes)
+        total += share_of(name) * prod(shape) * packed * number_bytes
     return int(total)
 
 

@@ -13,9 +13,7 @@ from torch import Tensor
 from hiscore.arrays import Int64
 from hiscore.attention.metadata import Forward
 from hiscore.device import PinnedArrays, Uploads, free_bytes, memory_of
-from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.lm_head import LMHead
-from hiscore.models import int8
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.loader import load_weights
@@ -28,7 +26,7 @@ from hiscore.prefill.interface import ForwardRunner
 from hiscore.prefill.runner import make_runner
 from hiscore.scoring.head_results import HeadResult, head_results
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
-from hiscore.scoring.precision import dtype_of, format_of, pick_dtype, use_device
+from hiscore.scoring.precision import dtype_of, pick_dtype, use_device
 from hiscore.scoring.prefix_cache import PAGE
 from hiscore.scoring.request import ScoreRequest
 
@@ -133,21 +131,18 @@ def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
     resources: ServerResources = rank.held["resources"]
     whole, _ = read_architecture(of.directory, of.max_context)
     precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
-    dtype, into, shard = dtype_of(precision, rank.device), format_of(precision), rank.shard
+    dtype, fp8, shard = dtype_of(precision), precision == "fp8", rank.shard
     a = of_rank(whole, shard)
     place, number_bytes = memory_of(rank.device), dtype.itemsize
     resources.ledger.free(place, lambda: free_bytes(rank.device))
     pool = pool_sizes(a, number_bytes, of.budget, cache_bytes)
     share = partial(share_of, a=whole, shard=shard)
     sized = replace(a, vocab_size=shard.count(a.vocab_size))
-    if into is EightBits.INT8:
-        size = weight_bytes(of.directory, number_bytes, share_of=share, in_int8=int8.SERVED.in_int8)
-        size += int8.more_bytes(sized, number_bytes)
-    elif into is EightBits.FP8:
-        size = planned_bytes(partial(load_weights, of.directory, whole, dtype=dtype, into=into, shard=shard))
+    if fp8:
+        size = planned_bytes(partial(load_weights, of.directory, whole, dtype=dtype, fp8=fp8, shard=shard))
     else:
         size = weight_bytes(of.directory, number_bytes, share)
-    weights = resources.weights_line(size, weights_key(rank.device, dtype, into, shard))
+    weights = resources.weights_line(size, weights_key(rank.device, dtype, fp8, shard))
     owner = resources.owner("scorer", rank.device, shard.rank, shard.ranks)
     sliced = launches_in_slices(rank, a)
     plan = plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages, sliced)
@@ -167,8 +162,8 @@ def load(rank: Rank, of: Checkpoint) -> None:
     resources: ServerResources = rank.held["resources"]
     whole, _ = read_architecture(of.directory, of.max_context)
     precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
-    dtype, into = dtype_of(precision, rank.device), format_of(precision)
-    decoder = Decoder(of.directory, rank.device, dtype, into, of.max_context, resources.weights, rank.group)
+    dtype, fp8 = dtype_of(precision), precision == "fp8"
+    decoder = Decoder(of.directory, rank.device, dtype, fp8, of.max_context, resources.weights, rank.group)
     decoder.after_layer = resources.progress
     rank.held["decoder"] = decoder
 

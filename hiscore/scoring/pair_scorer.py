@@ -21,7 +21,7 @@ from hiscore.scoring.computation import Computation
 from hiscore.scoring.memory import CPU_ATTENTION_BYTES, CUDA_BYTES, PROCESS_BYTES
 from hiscore.scoring.packing import Batch
 from hiscore.scoring.pairs import PairRules, as_pairs, pack_pairs
-from hiscore.scoring.precision import DTYPES, format_of, pick_dtype, use_device, warn_if_slow
+from hiscore.scoring.precision import DTYPES, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.prefix_cache import PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.scorer import Scorer
@@ -55,9 +55,9 @@ class PairScorer(Scorer):
         Raises:
             UnsupportedCheckpoint: The encoder cannot compute the checkpoint.
             MemoryExceeded: The device has no room for it.
-            ValueError: dtype is of 8 bits, or `max_context` exceeds the checkpoint's context.
+            ValueError: dtype is fp8, or `max_context` exceeds the checkpoint's context.
         """
-        if dtype != "auto" and format_of(dtype) is not None:
+        if dtype == "fp8":
             raise ValueError(f"DTYPE is {dtype}: encoders are served in float32 and bfloat16")
         self.device = use_device(device)
         precision = pick_dtype(dtype, self.device)

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from hiscore.device import cpu_has_bfloat16, fix_product_sums
-from hiscore.layers.eight_bits import EightBits
+from hiscore.layers.fp8 import FP8_CAPABILITY
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,12 +36,12 @@ def pick_dtype(dtype: str, device: torch.device, stored_in_fp8: bool = False) ->
         ValueError: The device does not compute in that format.
     """
     if dtype == "auto" and stored_in_fp8 and device.type == "cuda":
-        has_fp8 = torch.cuda.get_device_capability(device) >= EightBits.FP8.capability
+        has_fp8 = torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
         return "fp8" if has_fp8 else "bfloat16"
     if dtype == "auto":
         return "bfloat16" if device.type == "cuda" else "float32"
-    if (into := format_of(dtype)) is not None:
-        _check_format(into, device)
+    if dtype == "fp8":
+        _check_fp8(device)
     return dtype
 
 
@@ -54,25 +54,16 @@ def warn_if_slow(precision: str, device: torch.device) -> None:
         )
 
 
-def format_of(precision: str) -> EightBits | None:
-    """The format of projections; None: they are in the model's dtype."""
-    return None if precision in DTYPES else EightBits(precision)
+def dtype_of(precision: str) -> torch.dtype:
+    """The dtype of everything but projections in fp8: activations, keys and values, embedding and head."""
+    return torch.bfloat16 if precision == "fp8" else DTYPES[precision]
 
 
-def dtype_of(precision: str, device: torch.device) -> torch.dtype:
-    """Of everything but projections in 8 bits: activations, keys and values, norms, embedding and head."""
-    return DTYPES.get(precision, torch.bfloat16 if device.type == "cuda" else torch.float32)
-
-
-def _check_format(into: EightBits, device: torch.device) -> None:
-    """Refuse a GPU without the format, and fp8 on a CPU, which would compute it more slowly than bfloat16."""
-    if into is EightBits.INT8 and device.type == "cpu":
-        return
-    needed = "DTYPE={} needs a CUDA device of compute capability {}.{} or later".format(
-        into.value, *into.capability
-    )
+def _check_fp8(device: torch.device) -> None:
+    """Refuse a GPU without fp8, and the CPU, which would compute it more slowly than bfloat16."""
+    needed = "DTYPE=fp8 needs a CUDA device of compute capability {}.{} or later".format(*FP8_CAPABILITY)
     if device.type != "cuda":
         raise ValueError(f"{needed}, and the scorer runs on the CPU: set DTYPE to bfloat16 or float32")
     capability = torch.cuda.get_device_capability(device)
-    if capability < into.capability:
+    if capability < FP8_CAPABILITY:
         raise ValueError(f"{needed}, and {device} has {capability[0]}.{capability[1]}: set DTYPE to bfloat16")

@@ -67,7 +67,7 @@ class Scorer:
         a, _ = read_architecture(checkpoint, max_context)
         precision = pick_dtype(dtype, self.device, a.stored_in_fp8)
         warn_if_slow(precision, self.device)
-        self.dtype = dtype_of(precision, self.device)
+        self.dtype = dtype_of(precision)
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
         of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)
         self._computation, pool = set_up(self._leader, of, query_cache_bytes, resources or ServerResources())

@@ -5,7 +5,7 @@ from typing import Literal
 from hiscore.logs import LogFormat
 
 Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["auto", "float32", "bfloat16", "fp8", "int8"]
+Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
 # How `decode` selects tokens to attend to.
 Selector = Literal["auto", "dense", "quest", "dsa"]
 # How `decode` prefills a checkpoint with an indexer.

@@ -49,8 +49,7 @@ class Precision(Settings):
         default="auto",
         description="auto: `float32` on the CPU, `bfloat16` on a GPU, in the scorer `fp8` for what a checkpoint "
         "stores so. `fp8`: the scorer's projections in 8 bits, in decode what DeepSeek-V3.2 stores so "
-        "(GPUs of compute capability 8.9 and newer). `int8`: likewise, of rotated weights (9.0 and newer, and the "
-        "CPU, to compute the same; [which of them](scoring.md#8-bits))",
+        "(GPUs of compute capability 8.9 and newer; [what it costs](scoring.md#fp8))",
     )
 
 

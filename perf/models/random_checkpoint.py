@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from safetensors.torch import save_file
 
-from hiscore.layers.eight_bits import FP8
+from hiscore.layers.fp8 import FP8
 from hiscore.parallel.rank import Rank
 from perf.models.geometries import GEOMETRIES, LATENT, PUBLISHED
 

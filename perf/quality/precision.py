@@ -20,7 +20,7 @@ import torch
 from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
-from hiscore.layers.eight_bits import EightBits
+from hiscore.layers.fp8 import FP8_CAPABILITY
 from hiscore.scoring.encode import TokenizedRequest, encode_request
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.options import ScoreOptions
@@ -169,7 +169,7 @@ def dtypes_of(device: str) -> tuple[str, ...]:
     """The precisions that the device computes in, the reference first."""
     if device == "cpu":
         return "float32", "bfloat16"
-    has_fp8 = torch.cuda.get_device_capability() >= EightBits.FP8.capability
+    has_fp8 = torch.cuda.get_device_capability() >= FP8_CAPABILITY
     return ("float32", "bfloat16", "fp8") if has_fp8 else ("float32", "bfloat16")
 
 

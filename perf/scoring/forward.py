@@ -1,6 +1,6 @@
 """Time one forward on the GPU, and the kernels that take the time.
 
-usage: python -m perf.scoring.forward [--geometry NAME] [--dtype bfloat16|fp8|int8] [--out DIR]  (one CUDA GPU)
+usage: python -m perf.scoring.forward [--geometry NAME] [--dtype bfloat16|fp8] [--out DIR]  (one CUDA GPU)
 
 Weights are random, with a real model's geometry.
 """
@@ -69,7 +69,7 @@ def main() -> None:
     """Measure; writes forward.json, with the geometry and the dtype in its name if they are not the default."""
     parser = arguments(__doc__, "forward.json", required=False)
     parser.add_argument("--geometry", choices=GEOMETRIES, default="qwen3-0.6b")
-    parser.add_argument("--dtype", choices=("bfloat16", "fp8", "int8"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "fp8"), default="bfloat16")
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     directory = Path(tempfile.mkdtemp())

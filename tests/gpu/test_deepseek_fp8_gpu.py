@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from hiscore.layers import scaled_fp8
-from hiscore.layers.eight_bits import FP8, EightBits
+from hiscore.layers.fp8 import FP8, FP8_CAPABILITY
 from hiscore.layers.moe import looped
 from hiscore.layers.weights import Experts, Routing, Scales
 
-HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= EightBits.FP8.capability
+HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_FP8, reason="no CUDA GPU that computes in fp8")]
 
 moe_triton = pytest.importorskip("hiscore.layers.moe_triton", reason="the Triton language is not installed")

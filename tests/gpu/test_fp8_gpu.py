@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.layers.eight_bits import EightBits, Fp8Linear, quantise
+from hiscore.layers.fp8 import FP8_CAPABILITY, Fp8Linear, quantise
 from hiscore.layers.weights import Linear
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.options import ScoreOptions
@@ -24,7 +24,7 @@ from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FAMILIES, SIZES, VOCABULARY, make
 from tests.support.truth import Truth
 
-HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= EightBits.FP8.capability
+HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_FP8, reason="no CUDA GPU that computes in fp8")]
 
 LABELS = np.array([5, 77, 401], np.int32)
@@ -52,8 +52,8 @@ def test_a_product_equals_the_emulated_one(rows: int, outputs: int, inputs: int)
     # Two steps of bfloat16: three of 11.8 million values were seen to round twice the other way.
     bounds = {"rtol": 2**-6, "atol": 2**-6}
     for added in (None, bias):
-        ours = Fp8Linear(quantise(weight.cuda(), EightBits.FP8), None if added is None else added.cuda())
-        found = ours(quantise(x.cuda(), EightBits.FP8)).cpu()
+        ours = Fp8Linear(quantise(weight.cuda()), None if added is None else added.cuda())
+        found = ours(quantise(x.cuda())).cpu()
         assert found.shape == (rows, outputs)
         torch.testing.assert_close(found, EmulatedLinear(Linear(weight, added))(x), **bounds)
     if rows:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hiscore.layers.block_fp8 import BlockFp8Linear
-from hiscore.layers.eight_bits import FP8, EightBits, quantise
+from hiscore.layers.fp8 import FP8, quantise
 from hiscore.models.decoder import Decoder
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
@@ -45,8 +45,8 @@ def test_a_checkpoint_in_fp8_keeps_it(scheme: str, tmp_path: Path) -> None:
     # As on the CPU, where 0.037 was seen: inputs of products are rounded to 4 bits.
     assert np.abs(found - truth).mean() < 0.06
     assert np.abs(found - np.roll(truth, 1, axis=0)).mean() > 0.1
-    layers = Decoder(checkpoint, torch.device("cuda"), torch.bfloat16, into=EightBits.FP8).weights.layers
-    assert [layer.qkv.reads is not None for layer in layers] == [True, False, True, True]
+    layers = Decoder(checkpoint, torch.device("cuda"), torch.bfloat16, fp8=True).weights.layers
+    assert [layer.qkv.reads_fp8 for layer in layers] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("rows", [1, 17, 500, 4_000])
@@ -54,9 +54,9 @@ def test_a_product_with_scales_for_blocks_equals_pytorch(rows: int) -> None:
     """Qwen3-8B's sizes: bits of a row that do not depend on the others, and the product of the dequantised."""
     values, scales = random(4_096, 12_288, seed=1).to(FP8), random(4_096, 96, seed=2).abs() * 0.01
     linear = BlockFp8Linear(values, scales, 128)
-    x = quantise(random(rows, 12_288, seed=3), EightBits.FP8)
+    x = quantise(random(rows, 12_288, seed=3))
     found, expected = linear(x), linear.reference(x)
     # One rounding to 8 bits, and the tensor cores' own sums of 128 terms.
     torch.testing.assert_close(found.float(), expected.float(), atol=2e-2, rtol=1e-2)
-    alone = linear(quantise(random(rows, 12_288, seed=3)[:1], EightBits.FP8))
+    alone = linear(quantise(random(rows, 12_288, seed=3)[:1]))
     assert torch.equal(found[:1], alone)

@@ -32,7 +32,7 @@ def rounded(x: Tensor) -> Tensor:
 class EmulatedLinear:
     """A projection whose weight and input are rounded to fp8 and multiplied in float64."""
 
-    reads = None
+    reads_fp8 = False
 
     def __init__(self, linear: Linear) -> None:
         self._weight = rounded(linear.weight)

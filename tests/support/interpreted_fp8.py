@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.layers.eight_bits import FP8
+from hiscore.layers.fp8 import FP8
 from tests.support.layers import DEVICE
 
 

@@ -19,11 +19,10 @@ from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.sampling_options import OPTIONS
 from hiscore.decoding.worker.step_runner import COUNTERS
 from hiscore.decoding.worker.triton_sampler import Feeding, draw
-from hiscore.kernels import block_fp8, gated_mlp, int8, pipelined_products, row_products
+from hiscore.kernels import block_fp8, gated_mlp, pipelined_products, row_products
 from hiscore.kernels import gemv as few
 from hiscore.layers import moe_triton, pair_products_triton, scaled_fp8_triton
 from hiscore.layers import triton_ops as kernel_ops
-from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.step_products import StepProducts
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Experts, Linear, Routing, Scales
@@ -65,18 +64,18 @@ def scorer(
     dtype: torch.dtype,
     normed: bool = False,
     sandwich: bool = False,
-    into: EightBits | None = None,
+    fp8: bool = False,
     with_sinks: bool = False,
 ) -> None:
     """The operations of a layer and its attention."""
     hidden, inner, heads, kv_heads, head_dim = sizes
     ops = TritonOps(heads, kv_heads, head_dim, 1e-6, "gelu_pytorch_tanh" if sandwich else "silu")
     weight, update = torch.zeros(hidden), torch.zeros(ROWS, hidden, dtype=dtype)
-    x, _ = ops.embed(ints(ROWS), torch.zeros(50, hidden, dtype=dtype), 1.0, weight, into)
-    ops.add_norm(x, update, weight if sandwich else None, weight, into)
-    ops.activate(torch.zeros(ROWS, 2 * inner, dtype=dtype), into)
-    if into is not None:
-        ops.quantise(update, into)
+    x, _ = ops.embed(ints(ROWS), torch.zeros(50, hidden, dtype=dtype), 1.0, weight, fp8)
+    ops.add_norm(x, update, weight if sandwich else None, weight, fp8)
+    ops.activate(torch.zeros(ROWS, 2 * inner, dtype=dtype), fp8)
+    if fp8:
+        ops.quantise(update)
     pair_products_triton.compile_for(torch.zeros(50, hidden, dtype=dtype))
     qkv = torch.zeros(ROWS, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
@@ -284,17 +283,6 @@ def scaled_fp8_products() -> None:
         moe_triton.moe(experts, torch.zeros(rows, hidden, dtype=torch.bfloat16), step)
 
 
-def int8_product(sizes: tuple[int, ...]) -> None:
-    """A product in int8, of each tile."""
-    hidden, inner, *_ = sizes
-    x, weight = (torch.zeros(count, hidden, dtype=torch.int8) for count in (ROWS, inner))
-    for tile in (int8.SMALL, int8.LARGE):
-        for bias in (None, torch.zeros(inner, dtype=torch.bfloat16)):
-            int8.multiply_by_tiles(
-                x, torch.zeros(ROWS, 1), weight, torch.zeros(inner, 1), bias, torch.bfloat16, tile, 132
-            )
-
-
 def drawn(rows: int) -> None:
     """Tokens of a step, and of rows by themselves."""
     logits, options = torch.zeros(rows, 151_936), torch.zeros(OPTIONS, rows, dtype=torch.float64)
@@ -312,7 +300,6 @@ def launch_everything() -> None:
     gated(SMOLLM2)
     block_fp8_product()
     scaled_fp8_products()
-    int8_product(QWEN3)
     for dtype in (bfloat16, float32):
         experts((2048, 768, 128, 8), "silu", dtype)
         experts((2880, 2880, 32, 4), "clamped_swiglu", dtype)
@@ -335,8 +322,8 @@ def launch_everything() -> None:
         for rows in (ROWS, 32):
             drawn(rows)
         for sizes in (QWEN3, SMOLLM2):
-            for into in (None, *EightBits):
-                scorer(sizes, bfloat16, normed=sizes is QWEN3, into=into)
+            for fp8 in (False, True):
+                scorer(sizes, bfloat16, normed=sizes is QWEN3, fp8=fp8)
         scorer(QWEN3, float32, normed=True)
         scorer(GPT_OSS, bfloat16, with_sinks=True)
         scorer(GEMMA2, bfloat16, sandwich=True)

@@ -16,7 +16,7 @@ from hiscore.decoding.prefill_shares import SHARED_TOKENS
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.parts import Parts, load_parts, worker_of_parts
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.layers.eight_bits import EightBits
+from hiscore.layers.fp8 import FP8_CAPABILITY
 from hiscore.models.config import read_architecture
 from hiscore.models.decoder import weights_key
 from hiscore.models.server_resources import ServerResources
@@ -96,16 +96,14 @@ def make_worker(settings: DecodeSettings, leader: Leader, resources: ServerResou
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
     keeps_fp8 = dtype == "fp8" and is_latent(Path(settings.checkpoint))
-    if dtype in ("fp8", "int8"):
+    if dtype == "fp8":
         if not keeps_fp8:
-            log.warning(
-                "%s is supported by the scorer only: decode computes in 16 bits, on the CPU in 32", dtype
-            )
+            log.warning("fp8 is supported by the scorer only: decode computes in 16 bits, on the CPU in 32")
         dtype = "bfloat16" if where.type == "cuda" else "float32"
     of_indexer = settings.indexer_dtype == "fp8"
     if (of_indexer or keeps_fp8) and where.type == "cuda":
         found = torch.cuda.get_device_capability(where)
-        if found < EightBits.FP8.capability:
+        if found < FP8_CAPABILITY:
             name = "INDEXER_DTYPE" if of_indexer else "DTYPE"
             raise ValueError(f"{name} is fp8, which needs compute capability 8.9, but {where} has {found}")
     if settings.indexer_prefill == "kernels" and where.type != "cuda":

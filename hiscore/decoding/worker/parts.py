@@ -104,7 +104,7 @@ def load_parts(
         return Parts(cache, cache_config, settings, latent.attention_shape, value_dim, make_latent)
     context = model_shape.context_length
     grouped = Decoder(
-        checkpoint, device, dtype, None, context, resources.weights if resources else None, group
+        checkpoint, device, dtype, False, context, resources.weights if resources else None, group
     )
     grouped.after_layer = progress
     cache = KVCache.allocate(shape, dtype, device)

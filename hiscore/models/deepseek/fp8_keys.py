@@ -10,7 +10,7 @@ Source: rotate_activation in inference/model.py, act_quant in inference/kernel.p
 import torch
 from torch import Tensor
 
-from hiscore.kernels.eight_bits import FP8_LARGEST
+from hiscore.kernels.fp8 import FP8_LARGEST
 from hiscore.models.deepseek.config import Indexer
 
 SMALLEST_PEAK = 1e-4

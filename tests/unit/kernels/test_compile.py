@@ -111,7 +111,7 @@ def test_control_what_the_interpreter_takes_and_the_compiler_does_not() -> None:
         "from hiscore.kernels.elementwise import embed\n"
         "x = torch.zeros(8)\n"
         "main(lambda: embed[(1,)](x.int(), x, x, x, x, x, 1.0, 1e-6, WIDTH=6, NORMED=True, CENTRED=False,"
-        " BLOCK=6, FORMAT=0, CHAINED=False))",
+        " BLOCK=6, FP8=False, CHAINED=False))",
     )
     assert done.returncode != 0
     assert "power of 2" in done.stderr

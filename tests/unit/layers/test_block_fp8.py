@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hiscore.layers.block_fp8 import BLOCKS, BlockFp8Linear
-from hiscore.layers.eight_bits import FP8, EightBits, quantise
+from hiscore.layers.fp8 import FP8, quantise
 from tests.support.layers import DEVICE, random
 
 
@@ -16,7 +16,7 @@ def test_a_product_equals_that_of_the_dequantised(way: str, rows: int, block: in
     blocks = -(-inputs // block)
     values = random(outputs, inputs, seed=1).to(FP8)
     scales = random(outputs, blocks, seed=2).abs() + 0.1
-    bias, x = random(outputs, seed=3).bfloat16(), quantise(random(rows, inputs, seed=4), EightBits.FP8)
+    bias, x = random(outputs, seed=3).bfloat16(), quantise(random(rows, inputs, seed=4))
     each = torch.stack([scales[:, column // block] for column in range(inputs)], dim=1)
     exact = (x.values.double() * x.scales.double()) @ (values.double() * each.double()).T
     for added in (None, bias):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from packaging import version
 
-from hiscore.layers.eight_bits import EightBits, Fp8Linear, quantise
+from hiscore.layers.fp8 import Fp8Linear, quantise
 from hiscore.layers.weights import Linear
 from hiscore.models.decoder import Decoder
 from hiscore.models.errors import UnsupportedCheckpoint
@@ -28,7 +28,7 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 
 
 def restored(x: torch.Tensor) -> torch.Tensor:
-    found = quantise(x, EightBits.FP8)
+    found = quantise(x)
     assert (found.values.dtype, found.scales.dtype) == (torch.float8_e4m3fn, torch.float32)
     return found.values.double() * found.scales.double()
 
@@ -68,7 +68,7 @@ needs_rows_on_the_cpu = pytest.mark.skipif(
 def test_a_projection_equals_the_product_of_what_was_rounded(rows: int) -> None:
     weight, bias, x = random(48, 80, seed=3), random(48, seed=4), random(rows, 80, seed=5).bfloat16()
     for added in (None, bias.bfloat16()):
-        found = Fp8Linear(quantise(weight, EightBits.FP8), added)(quantise(x, EightBits.FP8))
+        found = Fp8Linear(quantise(weight), added)(quantise(x))
         expected = EmulatedLinear(Linear(weight, added))(x)
         # A step of bfloat16 for the product and one for the sum with a bias, where its rounding is a close call.
         torch.testing.assert_close(found, expected, atol=2**-6, rtol=2**-7)
@@ -84,7 +84,7 @@ def test_a_decoder_in_fp8_equals_the_emulated_one(family: str, tmp_path: Path) -
     scorer = Scorer(checkpoint, "cpu", "bfloat16", 1_024, query_cache_bytes=0)
     without = score(scorer, call)
     slots = scorer.runner.pool.shape[1]
-    scorer.runner = TorchRunner(Decoder(checkpoint, CPU, torch.bfloat16, into=EightBits.FP8), slots)
+    scorer.runner = TorchRunner(Decoder(checkpoint, CPU, torch.bfloat16, fp8=True), slots)
     expected = score(emulated_scorer(checkpoint), call)
     # Where sums in float32 and in float64 differ, a step of 1/8 may turn the other way. Seen: 0 to 0.007.
     assert np.abs(score(scorer, call) - expected).mean() < 1e-2
@@ -102,7 +102,7 @@ def test_a_projection_of_odd_size_is_refused_by_name(tmp_path: Path, monkeypatch
     checkpoint = make("llama", tmp_path)
     Decoder(checkpoint, CPU, torch.bfloat16)
     with pytest.raises(UnsupportedCheckpoint, match=r"gate_proj.*\[200, 64\].*fp8 needs multiples of 16"):
-        Decoder(checkpoint, CPU, torch.bfloat16, into=EightBits.FP8)
+        Decoder(checkpoint, CPU, torch.bfloat16, fp8=True)
 
 
 def score(scorer: Scorer, call: Tokens) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hiscore.layers import scaled_fp8
-from hiscore.layers.eight_bits import FP8
+from hiscore.layers.fp8 import FP8
 from hiscore.layers.moe import looped
 from hiscore.layers.scaled_fp8 import ScaledLinear, dequantise, quantise
 from hiscore.layers.weights import Experts, Routing, Scales

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hiscore.layers.block_fp8 import BlockFp8Linear
-from hiscore.layers.eight_bits import EightBits, Fp8Linear
+from hiscore.layers.fp8 import Fp8Linear
 from hiscore.layers.weights import Linear, Weights
 from hiscore.models import reader
 from hiscore.models.config import read_architecture
@@ -33,9 +33,7 @@ def assert_as_planned(checkpoint: Path, ranks: int) -> list[Weights]:
     """Returns the weights of each rank."""
     a, _ = read_architecture(checkpoint)
     loads = [
-        partial(
-            load_weights, checkpoint, a, dtype=torch.bfloat16, into=EightBits.FP8, shard=Shard(rank, ranks)
-        )
+        partial(load_weights, checkpoint, a, dtype=torch.bfloat16, fp8=True, shard=Shard(rank, ranks))
         for rank in range(ranks)
     ]
     loaded = [load(CPU) for load in loads]
@@ -65,7 +63,7 @@ def test_control_a_plan_with_another_rule_differs(tmp_path: Path, monkeypatch: p
     """As if there were a kernel for blocks of 16."""
     checkpoint = quantise("llama", "fp8-block-32", tmp_path)
     a, _ = read_architecture(checkpoint)
-    load = partial(load_weights, checkpoint, a, dtype=torch.bfloat16, into=EightBits.FP8, shard=Shard(0, 2))
+    load = partial(load_weights, checkpoint, a, dtype=torch.bfloat16, fp8=True, shard=Shard(0, 2))
     loaded = sum(held(load(CPU)).values())
     monkeypatch.setattr(reader, "BLOCKS", (16, 32))
     assert planned_bytes(load) < 0.95 * loaded

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.layers.eight_bits import EightBits
 from hiscore.models import shared_weights
 from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.server_resources import ServerResources
@@ -70,10 +69,10 @@ def test_the_second_loads_nothing_and_sees_what_the_first_sees(checkpoints: Any,
 
 def test_keys_tell_weights_apart() -> None:
     keys = [
-        weights_key(torch.device(device), dtype, into)
+        weights_key(torch.device(device), dtype, fp8)
         for device in ("cpu", "cuda:0", "cuda:1")
         for dtype in (torch.float32, torch.bfloat16)
-        for into in (None, *EightBits)
+        for fp8 in (False, True)
     ]
     assert len(set(keys)) == len(keys)
     assert not any("/" in key or ":" in key for key in keys)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hiscore.models.decoder import Decoder
-from hiscore.models.int8 import Int8Design
 from hiscore.models.weight_bytes import weight_bytes
 from tests.support import quantised, tiny_models
 from tests.support.quantised import SCHEMES
@@ -41,16 +40,6 @@ def test_what_is_counted_are_the_files_that_are_loaded(checkpoints: Any, tmp_pat
     index = {"weight_map": {"model.norm.weight": "weights.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert weight_bytes(tmp_path, 4) == whole
-
-
-def test_projections_in_int8_take_a_byte_each(checkpoints: Any) -> None:
-    checkpoint, _ = checkpoints("llama-biased")
-    whole, int8 = weight_bytes(checkpoint, 2), weight_bytes(checkpoint, 2, in_int8=Int8Design().in_int8)
-    layers, hidden, mlp, attended, keys = 4, 64, 96, 64, 32
-    projections = layers * (2 * hidden * attended + 2 * hidden * keys + 3 * hidden * mlp)
-    assert whole - int8 == projections
-    without_down = Int8Design(kept=frozenset(("down",)))
-    assert weight_bytes(checkpoint, 2, in_int8=without_down.in_int8) == int8 + layers * hidden * mlp
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

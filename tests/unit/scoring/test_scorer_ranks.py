@@ -89,32 +89,6 @@ def test_so_do_those_of_a_vocabulary_that_ranks_have_unequal_shares_of(
     compare(tiny_models.make(family, tmp_path), ranks)
 
 
-def test_in_int8_they_are_as_near_to_float32_as_those_of_one_rank(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rank rounds its own part of what goes into a product, so the last bits are others."""
-    monkeypatch.setattr(tiny_models, "SIZES", {**tiny_models.SIZES, "intermediate_size": 128})
-    checkpoint = tiny_models.make("llama-biased", tmp_path)
-
-    def scores(dtype: str, leader: Ranks | None = None) -> np.ndarray:
-        scorer = Scorer(checkpoint, "cpu", dtype, BUDGET, leader=leader)
-        found = [each for options in OPTIONS for each in score(scorer, CALLS, options)]
-        return np.concatenate([each.ravel() for each in found])
-
-    def error(found: np.ndarray) -> float:
-        return float(np.sqrt(np.mean((found - truth) ** 2)))
-
-    truth = scores("float32")
-    alone = error(scores("int8"))
-    # Of two errors of one size, drawn apart, hardly ever is one twice the other over so many scores.
-    assert 0 < error(scores("int8", ranks)) < 2 * alone
-    ranks.do(partial(rank_work.add_nothing, which=1))
-    try:
-        assert error(scores("int8", ranks)) > 4 * alone
-    finally:
-        ranks.do(rank_work.add_again)
-
-
 @pytest.mark.parametrize("family", ["llama", "olmo2", "command-r-plus", "qwen3-moe"])
 def test_without_one_ranks_part_of_the_sums_they_do_not(family: str, ranks: Ranks, tmp_path: Path) -> None:
     """The control: as if a rank's exchange had been left out."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hiscore.layers import scaled_fp8
-from hiscore.layers.eight_bits import FP8
+from hiscore.layers.fp8 import FP8
 from hiscore.layers.scaled_fp8 import ScaledLinear
 from hiscore.layers.weights import Experts, Linear, Mlp
 from hiscore.models.deepseek.config import read_architecture

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hiscore.layers.block_fp8 import BlockFp8Linear
-from hiscore.layers.eight_bits import EightBits, Fp8Linear
+from hiscore.layers.fp8 import Fp8Linear
 from hiscore.layers.weights import Linear, Mlp, Weights
 from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
@@ -28,9 +28,9 @@ def published(directory: Path, monkeypatch: pytest.MonkeyPatch, **sizes: int) ->
     return quantised.make(dense, scheme, directory / "quantised"), dense
 
 
-def weights(checkpoint: Path, into: EightBits | None, shard: Shard = WHOLE) -> Weights:
+def weights(checkpoint: Path, fp8: bool, shard: Shard = WHOLE) -> Weights:
     a, _ = read_architecture(checkpoint)
-    return load_weights(checkpoint, a, CPU, torch.float32, into, shard)
+    return load_weights(checkpoint, a, CPU, torch.float32, fp8, shard)
 
 
 def dense_of(projection: Any) -> Tensor:
@@ -50,7 +50,7 @@ def test_shares_are_the_whole_and_stored_alike_on_all_ranks(
 ) -> None:
     checkpoint, dense = published(tmp_path, monkeypatch, hidden_size=192, intermediate_size=384)
     (whole,) = weights(dense, None).layers
-    layers = [weights(checkpoint, EightBits.FP8, Shard(rank, ranks)).layers[0] for rank in range(ranks)]
+    layers = [weights(checkpoint, True, Shard(rank, ranks)).layers[0] for rank in range(ranks)]
     mlps = [layer.mlp for layer in layers]
     downs, outputs = [mlp.down for mlp in mlps if isinstance(mlp, Mlp)], [layer.output for layer in layers]
     assert all(isinstance(down, BlockFp8Linear) and down.block == block for down in downs)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hiscore.layers.eight_bits import EightBits, quantise
+from hiscore.layers.fp8 import quantise
 from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.errors import UnsupportedCheckpoint
@@ -104,15 +104,15 @@ def test_projections_stay_in_fp8_where_they_are_and_nothing_else_does(
 ) -> None:
     checkpoint, dense = written(scheme, tmp_path)
     with caplog.at_level(logging.INFO):
-        kept = Decoder(checkpoint, CPU, torch.bfloat16, into=EightBits.FP8)
+        kept = Decoder(checkpoint, CPU, torch.bfloat16, fp8=True)
     assert "weights stay in fp8" in caplog.text
     assert kept.architecture.stored_in_fp8
     exact = Decoder(dense, CPU, torch.float32)
     # The layer that the checkpoint leaves in 16 bits.
-    assert [layer.qkv.reads is not None for layer in kept.weights.layers] == [True, False, True, True]
-    assert all(layer.mlp.gate_up.reads and layer.mlp.down.reads for layer in kept.weights.layers)
+    assert [layer.qkv.reads_fp8 for layer in kept.weights.layers] == [True, False, True, True]
+    assert all(layer.mlp.gate_up.reads_fp8 and layer.mlp.down.reads_fp8 for layer in kept.weights.layers)
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(4))
-    rows = quantise(x, EightBits.FP8)
+    rows = quantise(x)
     expected = exact.weights.layers[0].qkv(rows.values.float() * rows.scales)
     found = kept.weights.layers[0].qkv(rows).float()
     # A step of bfloat16 for the product, and one for the sum with a bias.
@@ -125,7 +125,7 @@ def test_scores_in_fp8_are_near_those_of_the_dequantised_weights(scheme: str, tm
     call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3] * 4, VOCABULARY)
     scorer = Scorer(checkpoint, "cpu", "bfloat16", 1_024, query_cache_bytes=0)
     scorer.runner = TorchRunner(
-        Decoder(checkpoint, CPU, torch.bfloat16, into=EightBits.FP8), scorer.runner.pool.shape[1]
+        Decoder(checkpoint, CPU, torch.bfloat16, fp8=True), scorer.runner.pool.shape[1]
     )
     softmax = ScoreOptions(apply_softmax=True)
     (found,) = score(scorer, [call], softmax)
