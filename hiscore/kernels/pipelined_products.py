@@ -1,4 +1,4 @@
-"""Multiply some dozens of rows by a weight at the speed of reading the weight: for decode steps of many sequences.
+"""Multiply some dozens of rows by a weight at the speed of reading the weight: for decode steps of some sequences.
 
 A library's kernels for so few rows read a weight at three quarters of the memory's speed. Here the weight is the
 left operand of the tensor cores, 64 outputs a program, and its tiles are loaded several steps ahead. Where that

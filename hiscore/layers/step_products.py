@@ -6,48 +6,45 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from hiscore.kernels import gemv, pipelined_products, row_products
+from hiscore.kernels import gemv, pipelined_products
 from hiscore.layers.weights import LayerWeights, Linear, Mlp, Projection
+
+MAX_SMALL = 3 * 2**21
+"""Numbers of a weight up to which `gemv` multiplies two rows faster than `pipelined_products`.
+Source: perf/results/h100/README.md, products of a step's rows.
+"""
 
 
 @dataclass(frozen=True)
 class StepProducts:
-    """Up to how many rows each kernel multiplies; the first that may does. A library multiplies more.
+    """The most rows that each kernel multiplies; the first that may does. A library multiplies more.
 
     Attributes:
-        gemv_rows: By `gemv`, where a weight has not too many inputs for it.
-        row_products_rows: By `row_products`.
-        pipelined_rows: By `pipelined_products`.
+        gemv_rows: Rows for `gemv`, where a weight has not too many inputs for it.
+        pipelined_rows: Rows for `pipelined_products`.
     """
 
     gemv_rows: int = gemv.GEMV_MAX_ROWS
-    row_products_rows: int = 0
     pipelined_rows: int = 0
 
     @classmethod
     def of(cls, layers: Sequence[LayerWeights], on_hopper: bool) -> "StepProducts":
-        """What is fastest for a model: one kernel for all products of a step.
+        """Choose the fastest for a model: one kernel for all products of a step.
 
         Args:
-            layers: The model's.
-            on_hopper: Whether the GPU has the tensor cores and the shared memory of a Hopper.
+            layers: All layers of the model.
+            on_hopper: The GPU has the tensor cores and the shared memory of a Hopper.
         """
-        small = all(_fit(layer, row_products.fits) for layer in layers)
-        pipelined = on_hopper and all(_fit(layer, pipelined_products.fits) for layer in layers)
-        most_gemv_rows = gemv.GEMV_MAX_ROWS
-        if on_hopper and (small or pipelined):
-            # Tensor cores read a weight as fast for several rows as for one.
-            most_gemv_rows = 2 if small else 1
-        return cls(
-            gemv_rows=most_gemv_rows,
-            row_products_rows=row_products.MAX_ROWS if small else 0,
-            pipelined_rows=pipelined_products.MAX_ROWS if pipelined else 0,
-        )
+        if not on_hopper or not all(_fit(layer, pipelined_products.fits) for layer in layers):
+            return cls()
+        # Tensor cores read a weight as fast for several rows as for one.
+        small = all(_fit(layer, lambda weight: weight.numel() <= MAX_SMALL) for layer in layers)
+        return cls(gemv_rows=2 if small else 1, pipelined_rows=pipelined_products.MAX_ROWS)
 
     @property
     def chained_rows(self) -> int:
         """Rows up to which kernels around a step's attention are launched dependently: all products are ours."""
-        return max(self.gemv_rows, self.row_products_rows, self.pipelined_rows)
+        return max(self.gemv_rows, self.pipelined_rows)
 
     def is_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
         """Whether `gemv` computes this product of h."""
@@ -72,8 +69,6 @@ class StepProducts:
         rows, weight, bias = h.shape[0], projection.weight, projection.bias
         if self.is_gemv(projection, h):
             return gemv.multiply(h, weight, bias, gelu=gelu, chained=chained)
-        if 0 < rows <= self.row_products_rows:
-            return row_products.multiply(h, weight, bias, gelu, chained)
         if 0 < rows <= self.pipelined_rows:
             return pipelined_products.multiply(h, weight, bias, gelu, chained)
         return None

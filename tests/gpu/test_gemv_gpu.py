@@ -8,7 +8,7 @@ import torch
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs a GPU with programmatic dependent launch", allow_module_level=True)
 
-from hiscore.kernels import gemv, pipelined_products, row_products
+from hiscore.kernels import gemv, pipelined_products
 from hiscore.layers import triton_ops
 from hiscore.layers.ops import Ops
 from hiscore.layers.step_products import StepProducts
@@ -98,14 +98,12 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
     assert not torch.equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    "rows", [1, 2, gemv.GEMV_MAX_ROWS, 5, row_products.MAX_ROWS, 24, 33, pipelined_products.MAX_ROWS]
-)
+@pytest.mark.parametrize("rows", [1, 2, gemv.GEMV_MAX_ROWS, 5, 16, 24, 33, pipelined_products.MAX_ROWS])
 def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_ops.supports_pdl()
     weights = layers()
     products = StepProducts.of(weights, on_hopper=True)
-    assert 0 < products.row_products_rows < products.pipelined_rows
+    assert 0 < products.gemv_rows < products.pipelined_rows
     ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", step_products=products)
     x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()
     monkeypatch.setattr(triton_ops, "supports_pdl", lambda: False)

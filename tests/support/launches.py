@@ -19,7 +19,7 @@ from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.sampling_options import OPTIONS
 from hiscore.decoding.worker.step_runner import COUNTERS
 from hiscore.decoding.worker.triton_sampler import Feeding, draw
-from hiscore.kernels import block_fp8, gated_mlp, pipelined_products, row_products
+from hiscore.kernels import block_fp8, gated_mlp, pipelined_products
 from hiscore.kernels import gemv as few
 from hiscore.layers import moe_triton, pair_products_triton, scaled_fp8_triton
 from hiscore.layers import triton_ops as kernel_ops
@@ -343,9 +343,7 @@ def launch_everything() -> None:
         for rows in range(1, few.GEMV_MAX_ROWS + 1):
             chained(QWEN3, rows, StepProducts())
             chained(QWEN3_8B, rows, StepProducts())
-        some, more = row_products.MAX_ROWS, pipelined_products.MAX_ROWS
-        for sizes in (QWEN3, SMOLLM2):
-            chained(sizes, some, StepProducts(row_products_rows=some))
-        for rows in (1, some, some + 1, more):
+        more = pipelined_products.MAX_ROWS
+        for rows in (1, 16, 17, more):
             for sizes in (QWEN3, QWEN3_8B):
                 chained(sizes, rows, StepProducts(gemv_rows=1, pipelined_rows=more))

@@ -8,15 +8,16 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
-from hiscore.kernels import gemv, pipelined_products, row_products
+from hiscore.kernels import gemv, pipelined_products
+from hiscore.layers import step_products
 from hiscore.layers.step_products import StepProducts
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import LayerWeights, Linear, Mlp
 from tests.support.layers import random
 
-FEW, SOME, MORE = gemv.GEMV_MAX_ROWS, row_products.MAX_ROWS, pipelined_products.MAX_ROWS
-KERNELS = (gemv, row_products, pipelined_products)
+FEW, MORE = gemv.GEMV_MAX_ROWS, pipelined_products.MAX_ROWS
+KERNELS = (gemv, pipelined_products)
 
 
 def layer(inner: int, dtype: torch.dtype, hidden: int = 128) -> LayerWeights:
@@ -36,21 +37,21 @@ def layer(inner: int, dtype: torch.dtype, hidden: int = 128) -> LayerWeights:
 
 def test_all_products_of_a_step_are_computed_alike() -> None:
     bfloat16 = torch.bfloat16
-    small, large = layer(128, bfloat16), layer(row_products.MAX_INPUTS + 128, bfloat16)
-    assert StepProducts.of([small] * 2, on_hopper=True) == StepProducts(2, SOME, MORE)
-    assert StepProducts.of([small] * 2, on_hopper=False) == StepProducts(FEW, SOME, 0)
-    # Of large weights several rows are pipelined, where the GPU has room for it.
-    assert StepProducts.of([small, large], on_hopper=True) == StepProducts(1, 0, MORE)
-    assert StepProducts.of([small, large], on_hopper=False) == StepProducts(FEW, 0, 0)
+    small, large = layer(128, bfloat16), layer(step_products.MAX_SMALL // 256 + 128, bfloat16)
+    assert StepProducts.of([small] * 2, on_hopper=True) == StepProducts(2, MORE)
+    # Two rows of large weights are pipelined, too.
+    assert StepProducts.of([small, large], on_hopper=True) == StepProducts(1, MORE)
+    # Other GPUs have no room for it.
+    for layers in ([small] * 2, [small, large]):
+        assert StepProducts.of(layers, on_hopper=False) == StepProducts(FEW, 0)
     # Tiles of 128 inputs do not cover 96.
-    assert StepProducts.of([small, layer(96, bfloat16)], on_hopper=True) == StepProducts(2, SOME, 0)
-    assert StepProducts.of([layer(128, torch.float32)], on_hopper=True) == StepProducts(FEW, 0, 0)
+    assert StepProducts.of([small, layer(96, bfloat16)], on_hopper=True) == StepProducts(FEW, 0)
+    assert StepProducts.of([layer(128, torch.float32)], on_hopper=True) == StepProducts(FEW, 0)
 
 
 def test_kernels_are_chained_as_far_as_products_are_ours() -> None:
     assert StepProducts().chained_rows == FEW
-    assert StepProducts(FEW, SOME, 0).chained_rows == SOME
-    assert StepProducts(1, 0, MORE).chained_rows == MORE
+    assert StepProducts(1, MORE).chained_rows == MORE
 
 
 def noted(kernel: ModuleType, taken: list[ModuleType]) -> Callable[..., torch.Tensor]:
@@ -67,15 +68,12 @@ def noted(kernel: ModuleType, taken: list[ModuleType]) -> Callable[..., torch.Te
 @pytest.mark.parametrize(
     ("products", "rows", "expected"),
     [
-        (StepProducts(2, SOME, MORE), 2, gemv),
-        (StepProducts(2, SOME, MORE), 3, row_products),
-        (StepProducts(2, SOME, MORE), SOME, row_products),
-        (StepProducts(2, SOME, MORE), SOME + 1, pipelined_products),
-        (StepProducts(2, SOME, MORE), MORE, pipelined_products),
-        (StepProducts(2, SOME, MORE), MORE + 1, None),
-        (StepProducts(FEW, SOME, 0), SOME + 1, None),
-        (StepProducts(1, 0, MORE), 1, gemv),
-        (StepProducts(1, 0, MORE), 2, pipelined_products),
+        (StepProducts(2, MORE), 2, gemv),
+        (StepProducts(2, MORE), 3, pipelined_products),
+        (StepProducts(2, MORE), MORE, pipelined_products),
+        (StepProducts(2, MORE), MORE + 1, None),
+        (StepProducts(1, MORE), 1, gemv),
+        (StepProducts(1, MORE), 2, pipelined_products),
         (StepProducts(), FEW + 1, None),
     ],
 )
