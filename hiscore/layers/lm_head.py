@@ -85,7 +85,7 @@ class LMHead:
             Of hidden, [R, hidden]: float32 [R, labels].
         """
         if labels is not None and len(labels) <= FEW_LABELS and self._weight.is_cuda:
-            from hiscore.layers.pair_products_triton import multiply_by_each
+            from hiscore.kernels.pair_products import multiply_by_each
 
             column, held = self._place(labels, uploads)
 

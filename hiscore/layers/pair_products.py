@@ -23,9 +23,9 @@ def multiply_pairs(x: Tensor, weight: Tensor, rows: Tensor, chosen: Tensor) -> T
         float32 [n].
     """
     if x.is_cuda:
-        from hiscore.layers import pair_products_triton
+        from hiscore.kernels import pair_products
 
-        return pair_products_triton.multiply_pairs(x, weight, rows, chosen)
+        return pair_products.multiply_pairs(x, weight, rows, chosen)
     at_once = max(PRODUCTS_AT_ONCE // weight.shape[1], 1)
     parts = [x.new_empty(0, dtype=torch.float32)]
     for row, other in zip(rows.split(at_once), chosen.split(at_once), strict=True):

@@ -174,7 +174,7 @@ def finish(rank: Rank, slots: int, budget: int) -> Computation:
     in_slices = launches_in_slices(rank, decoder.architecture)
     runner = make_runner(decoder, slots, budget, in_slices=in_slices)
     if decoder.device.type == "cuda":
-        from hiscore.layers.pair_products_triton import compile_for
+        from hiscore.kernels.pair_products import compile_for
 
         compile_for(decoder.weights.head)  # or it would hold up the first batch
     rank.held[PLACE] = Computation(runner, decoder.head(), decoder.architecture.is_classifier, decoder.device)

@@ -19,9 +19,9 @@ from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.sampling_options import OPTIONS
 from hiscore.decoding.worker.step_runner import COUNTERS
 from hiscore.decoding.worker.triton_sampler import Feeding, draw
-from hiscore.kernels import block_fp8, gated_mlp, pipelined_products
+from hiscore.kernels import block_fp8, gated_mlp, pair_products, pipelined_products
 from hiscore.kernels import gemv as few
-from hiscore.layers import moe_triton, pair_products_triton, scaled_fp8_triton
+from hiscore.layers import moe_triton, scaled_fp8_triton
 from hiscore.layers import triton_ops as kernel_ops
 from hiscore.layers.step_products import StepProducts
 from hiscore.layers.triton_ops import TritonOps
@@ -76,7 +76,7 @@ def scorer(
     ops.activate(torch.zeros(ROWS, 2 * inner, dtype=dtype), fp8)
     if fp8:
         ops.quantise(update)
-    pair_products_triton.compile_for(torch.zeros(50, hidden, dtype=dtype))
+    pair_products.compile_for(torch.zeros(50, hidden, dtype=dtype))
     qkv = torch.zeros(ROWS, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
     norm = torch.zeros(head_dim) if normed else None
