@@ -32,7 +32,7 @@ def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
 
 
 def make_prefill_chunk(sequence: Sequence, tokens: int, windows: tuple[Int32, Int32]) -> PrefillChunk:
-    """The next tokens of a sequence's prompt; windows: see `Windows.enter_chunk`."""
+    """The next tokens of a sequence's prompt; windows: see `Windows.of_chunk`."""
     start, end = sequence.prefilled, sequence.prefilled + tokens
     last, params = tokens == sequence.prompt_left, sequence.call.params
     # Nothing will read the keys and values of a sequence that ends with its first token: no offload.
@@ -54,7 +54,7 @@ def make_admission(sequence: Sequence) -> Admission:
         sequence.staging_pages,
         full_attention=not sequence.selects,
         first_token=sequence.output_ids[newest] if sequence.restored else None,
-        window_pages=sequence.window.pages_of(0, len(sequence.host_pages)),
+        window_pages=sequence.window_pages_of(0, len(sequence.host_pages)),
         is_buffer_alone=sequence.restored and sequence.restored_pages is not None,
     )
 

@@ -110,7 +110,7 @@ class BlockManager:
         sequence.source_blocks = found.blocks[found.copied]
         self.host.hold(sequence.source_blocks)
         self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
-        self.windows.add(sequence, needed.window, found.windows, end=len(found.blocks))
+        self.windows.add(sequence, needed.window)
         on_device = self._prompts.give(sequence, needed, found)
         self._holders.add(sequence)
         if not len(blocks):
@@ -157,10 +157,9 @@ class BlockManager:
         self._add_blocks(sequence, self.host.allocate(missing.host))
         new = self.device.allocate(missing.device)
         self.windows.add(sequence, missing.window)
-        self.windows.enter_step(sequence)
         sequence.device_pages = np.concatenate((before, new))
         host = sequence.host_pages
-        windows = sequence.window.pages_of(start, len(host))
+        windows = sequence.window_pages_of(start, len(host))
         if config.dense or len(before) < start or len(sequence.device_pages) == len(host):
             return Growth(sequence.seq_index, start, host[start:], new, window_pages=windows)
         sequence.device_pages, spilled = spilled_order(
@@ -169,15 +168,6 @@ class BlockManager:
         return Growth(
             sequence.seq_index, start, host[start:], sequence.device_pages, spilled, host[:spilled], windows
         )  # fmt: skip
-
-    def go_on(self, sequence: Sequence) -> Growth | None:
-        """Prepare for a running sequence's next token, which it has room for; None: nothing changes."""
-        start = sequence.length // self._cache_config.page_size
-        if not self.windows.enter_step(sequence):
-            return None
-        end = min(start + self._cache_config.block_pages, len(sequence.host_pages))
-        windows = sequence.window.pages_of(start, end)
-        return Growth(sequence.seq_index, start, NO_PAGES, NO_PAGES, window_pages=windows)
 
     def free_staging(self, sequence: Sequence) -> None:
         """Free a sequence's staging pages, and the blocks of others that were copied there."""

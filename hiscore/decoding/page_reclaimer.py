@@ -21,8 +21,6 @@ class PageReclaimer:
     def append_slot(self, sequence: Sequence, schedule: Schedule) -> bool:
         """Give a running sequence room for its next token; preempt the newest if there is none."""
         missing = self._blocks.missing(sequence)
-        if missing is NOTHING and (changed := self._blocks.go_on(sequence)):
-            schedule.growths.append(changed)
         while missing is not NOTHING:
             given_up = self._blocks.to_give_up(missing)
             if not given_up and missing.device <= self._blocks.device.num_free:

@@ -7,12 +7,10 @@ same salt, and that attend to as much: keys and values depend on what was attend
 A sequence takes the blocks that it finds. Those that another holds are copied, unless all layers are dense: in a
 sparse layer, which pages of a sequence are on the device is kept by host page. With a block that it takes it takes
 over what another has left of it on the device (`hiscore.decoding.device_pool`).
-
-In layers that keep a window only, a prompt goes on from the last block before whose end the window is still there.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +20,6 @@ from hiscore.decoding.host_pool import HostPool
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.windows import Windows
 from hiscore.page_hashes import PageHashes
 
 
@@ -33,12 +30,10 @@ class Found:
     Attributes:
         blocks: int32 [n].
         copied: bool [n]: those that another sequence holds, to be copied into blocks of its own.
-        windows: int32 [m]: blocks of the m last of these in layers that keep a window only.
     """
 
     blocks: Int32
     copied: NDArray[np.bool_]
-    windows: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
 
     @property
     def taken(self) -> Int32:
@@ -54,13 +49,12 @@ class PrefixCache:
 
     Args:
         host: The pool of the host.
-        windows: Blocks in layers that keep a window only.
         cache_config: Tokens of a block, and whether anything is cached.
     """
 
-    def __init__(self, host: HostPool, windows: Windows, cache_config: CacheConfig) -> None:
+    def __init__(self, host: HostPool, cache_config: CacheConfig) -> None:
         self.hits = self.cached_tokens = self.cached_on_device = 0
-        self._host, self._windows, self._config = host, windows, cache_config
+        self._host, self._config = host, cache_config
 
     def hash_prompt(self, sequence: Sequence) -> None:
         """Do what takes long in `take`: on any thread, before the sequence is scheduled."""
@@ -74,19 +68,15 @@ class PrefixCache:
         blocks = self._host.find(self._hashes_of_prompt(sequence))
         if not len(blocks):
             return NOTHING_FOUND
-        end, windows = self._windows.find(self._hashes(sequence, len(blocks)))
-        blocks = blocks[:end]
         copied = np.zeros(len(blocks), bool) if self._config.dense else self._host.is_held(blocks)
-        found = Found(blocks, copied, windows)
+        found = Found(blocks, copied)
         self._host.hold(found.taken)
-        self._windows.pool.hold(windows)
         return found
 
     def give_back(self, found: Found) -> None:
         """Let go of what was taken for a sequence that does not start yet."""
         if len(found.blocks):
             self._host.release(found.taken)
-            self._windows.pool.release(found.windows)
 
     def count(self, sequence: Sequence, prefix: Prefix) -> None:
         """A sequence starts with what was found."""
@@ -101,9 +91,7 @@ class PrefixCache:
         known = len(sequence.call.prompt) + sequence.num_output_tokens
         full = int(min(tokens, known, sequence.full_attention_tokens)) // self._config.block_tokens
         if self._config.prefix_cache and full:
-            hashes = self._hashes(sequence, full)
-            self._host.publish(hashes, blocks[:full])
-            self._windows.publish(sequence, hashes)
+            self._host.publish(self._hashes(sequence, full), blocks[:full])
 
     def _hashes_of_prompt(self, sequence: Sequence) -> Iterator[bytes]:
         """Hashes of the blocks that may be found, made as they are asked for: hardly any if nothing is.

@@ -38,7 +38,7 @@ class Scheduler:
 
     def __init__(self, cache_config: CacheConfig, policy: PreemptionPolicy) -> None:
         self.blocks = BlockManager(cache_config)
-        self.prefix_cache = PrefixCache(self.blocks.host, self.blocks.windows, cache_config)
+        self.prefix_cache = PrefixCache(self.blocks.host, cache_config)
         self.queues = Queues()
         self._reclaimer = PageReclaimer(self.queues, self.blocks, cache_config)
         self.preemptions = 0
@@ -152,12 +152,10 @@ class Scheduler:
                     if not self._reclaimer.spill([sequence, *self.queues.running]) or self.queues.draining:
                         break
                     needed = self.blocks.needed_to_start(sequence)
-            # What is found spares blocks of the host and of windows alone.
+            # What is found spares blocks of the host alone.
             wait = wait or not self.blocks.can_allocate(replace(needed, host=0), spare)
             found = NOTHING_FOUND if wait or restored else self.prefix_cache.take(sequence)
-            needed = replace(
-                needed, host=needed.host - len(found.taken), window=needed.window - len(found.windows)
-            )
+            needed = replace(needed, host=needed.host - len(found.taken))
             if wait or not self.blocks.can_allocate(needed, spare):
                 self.prefix_cache.give_back(found)
                 passed_over.append(sequence)
@@ -205,7 +203,7 @@ class Scheduler:
             schedule.sampling = make_sampling_batch(schedule.completed, positions)
 
     def _add_chunk(self, sequence: Sequence, tokens: int, schedule: Schedule) -> None:
-        chunk = make_prefill_chunk(sequence, tokens, self.blocks.windows.enter_chunk(sequence, tokens))
+        chunk = make_prefill_chunk(sequence, tokens, self.blocks.windows.of_chunk(sequence, tokens))
         schedule.prefilling.append(sequence)
         schedule.chunks.append(chunk)
         sequence.prefilled = chunk.end

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
+import numpy as np
+
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.interface.logprobs import TokenLogprobs
 from hiscore.decoding.interface.worker import NO_PAGES
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.window_ring import WindowRing
 from hiscore.page_hashes import PageHashes
 
 
@@ -102,7 +103,9 @@ class Sequence:
         staging_pages: int32 [n]: what its prompt is prefilled into.
         borrowed_pages: int32 [n]: pages that it has only for that.
         source_blocks: int32 [n]: host blocks of others that it copies from, and holds until then.
-        window: What it has in windowed layers, and keeps as long as any pages on the host.
+        window_pages: int32 [n]: its places in windowed layers, which its pages take in turn, kept as long as any
+            host pages.
+        furthest: Tokens that it had before it went back, at most: what these places may hold.
         prefilled: Prompt tokens launched.
         sampled: Tokens sampled by launches, including those still in flight.
         read: Of these, those that have been read.
@@ -142,7 +145,8 @@ class Sequence:
     staging_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     borrowed_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     source_blocks: Int32 = field(default_factory=lambda: NO_PAGES)
-    window: WindowRing = field(default_factory=WindowRing)
+    window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    furthest: int = 0
 
     prefilled: int = 0
     sampled: int = 0
@@ -214,6 +218,13 @@ class Sequence:
     def selects(self) -> bool:
         return self.call.params.sparse and not self.resident
 
+    def window_pages_of(self, first: int, last: int) -> Int32:
+        """Places of its pages [first, last) in windowed layers: int32; before its window they hold other pages."""
+        if not len(self.window_pages):
+            return NO_PAGES
+        pages: Int32 = self.window_pages[np.arange(first, last) % len(self.window_pages)]
+        return pages
+
     def steps_beyond(self, tokens: int) -> int:
         """Steps that it repeats if only its first tokens are left."""
         return max(0, self.length - max(tokens, len(self.call.prompt)))
@@ -233,7 +244,7 @@ class Sequence:
             # The steps that it repeats select: its prompt alone attends to everything again.
             self.full_attention_tokens = min(self.full_attention_tokens, max(tokens, len(self.call.prompt)))
         self.replayed = len(self.output_ids)
-        self.window.furthest = max(self.window.furthest, self.length) if tokens else 0
+        self.furthest = max(self.furthest, self.length) if tokens else 0
         if not tokens:
             self.prefilled = self.sampled = self.read = 0
             self.is_indexed = self.is_published = False

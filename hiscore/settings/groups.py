@@ -195,8 +195,8 @@ class CacheSettings(ContextLimit):
         default="auto",
         description="keep what sequences leave in the host pool until its memory is needed, so that prompts that "
         "begin alike, as the turns of a conversation, prefill only what is new; `false`: nothing is kept. auto: "
-        "`true`, but `false` if layers of the checkpoint keep a window only, since a window takes "
-        "[more of the device](memory.md#layers-with-a-sliding-window) then. "
+        "`true`. Nothing is kept of a checkpoint with "
+        "[layers that keep a window only](memory.md#layers-with-a-sliding-window). "
         "[What callers learn](security.md#what-callers-can-learn-about-each-other) of each other's prompts",
     )
     backup_ring: PositiveInt = Field(

@@ -252,9 +252,7 @@ class HashWorker:
                 held.length == each.start * self.cache_config.page_size, "grown too early, or too late"
             )
             self._own_windows(each.seq_index, each.start, each.window_pages)
-            if not len(each.host_pages):
-                self._check(len(each.window_pages) > 0 == len(each.device_pages), "nothing to grow by")
-                continue
+            self._check(len(each.host_pages) > 0, "nothing to grow by")
             self._check(each.start == len(held.host), "pages that do not follow those it has")
             whole = len(held.device) == len(held.host)
             self._own("host", each.seq_index, np.concatenate((held.host, each.host_pages)))
@@ -452,16 +450,13 @@ class HashWorker:
 
     def _own_windows(self, seq_index: int, start: int, pages: Int32) -> None:
         """These are its pages in windowed layers, from the `start`-th on; it may have others before its window."""
-        held, config = self.sequences[seq_index], self.cache_config
+        held = self.sequences[seq_index]
         known = held.window[start : start + len(pages)]
-        self._check(
-            config.prefix_cache or np.array_equal(known, pages[: len(known)]), "other pages of its window"
-        )
+        self._check(np.array_equal(known, pages[: len(known)]), "other pages of its window")
         held.window = np.concatenate((held.window[:start], pages, held.window[start + len(pages) :]))
-        if not config.prefix_cache:
-            others = [each for other, each in self.sequences.items() if other != seq_index]
-            taken = np.concatenate([NO_PAGES, *(each.window for each in (*others, *self.kept.values()))])
-            self._check(not np.isin(pages, taken).any(), "a window page of another sequence")
+        others = [each for other, each in self.sequences.items() if other != seq_index]
+        taken = np.concatenate([NO_PAGES, *(each.window for each in (*others, *self.kept.values()))])
+        self._check(not np.isin(pages, taken).any(), "a window page of another sequence")
         if held.length >= 0 and start == 0:
             self._check_windows(held)
 

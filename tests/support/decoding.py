@@ -105,13 +105,10 @@ def _poison_on_release(worker: CacheWorker) -> None:
 
 
 class WindowPages:
-    """Which window pages a worker's sequences have, by their first page on the host: `release` does not say.
-
-    Under a prefix cache nobody knows which are free: those that can be found are not.
-    """
+    """Which window pages a worker's sequences have, by their first page on the host: `release` does not say."""
 
     def __init__(self, worker: CacheWorker) -> None:
-        self._ring = 0 if worker.cache_config.prefix_cache else worker.cache_config.window_ring
+        self._ring = worker.cache_config.window_ring
         self._held: dict[int, tuple[Int32, Int32]] = {}
         self._first: dict[int, int] = {}  # by the sequence's index
         prefill, admit, grow = worker.prefill, worker.admit, worker.grow

@@ -84,7 +84,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Growth:
-    """Pages that a running sequence is given before a step; none but windows if it has the others already.
+    """Pages that a running sequence is given before a step.
 
     With as many device pages as host pages it is resident as a whole. If it gets fewer for the first time, it is
     spilled: no token moves, but its device pages are numbered anew, as the LRU area and the ring.

@@ -50,14 +50,13 @@ def windowed_layers(model: ModelShape) -> frozenset[int]:
 def caches_prefixes(settings: CacheSettings, model: ModelShape) -> tuple[bool, str]:
     """Whether what sequences leave is kept for others, and why, for the log.
 
-    With windows it takes a block more for each sequence, and what is left behind competes with windows in use.
+    Layers that keep a window only have nothing left of a prompt's beginning.
     """
-    if settings.prefix_cache != "auto":
-        return settings.prefix_cache, f"PREFIX_CACHE is {str(settings.prefix_cache).lower()}"
+    setting = f"PREFIX_CACHE is {str(settings.prefix_cache).lower()}"
     windowed = len(windowed_layers(model))
-    if not windowed:
-        return True, "PREFIX_CACHE is auto, and no layer keeps a window only"
-    return False, f"PREFIX_CACHE is auto, and {windowed} of {len(model.windows)} layers keep a window only"
+    if windowed and settings.prefix_cache is not False:
+        return False, f"{setting}, but {windowed} of {len(model.windows)} layers keep a window only"
+    return settings.prefix_cache is not False, setting
 
 
 def longest_window(model: ModelShape, windowed: Collection[int]) -> int:

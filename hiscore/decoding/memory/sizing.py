@@ -195,8 +195,7 @@ def _minimal_shape(
     top = max(min(top_k // page_size, max_pages), always_selected)
     dense_layers = dense_layers_of(settings, model)
     windowed = windowed_layers(model)
-    caching, _ = caches_prefixes(settings, model)
-    window_ring = _ring_pages(longest_window(model, windowed), page_size, max_pages, caching)
+    window_ring = _ring_pages(longest_window(model, windowed), page_size, max_pages)
     # More than the longest sequence has pages are of no use.
     lru = max(min(settings.device_buffer_size // page_size - ring, max_pages), top)
     return CacheShape(
@@ -212,14 +211,10 @@ def _minimal_shape(
     )  # fmt: skip
 
 
-def _ring_pages(window: int, page_size: int, max_pages: int, prefix_cache: bool) -> int:
-    """Pages of a sequence in layers that keep a window only: whole blocks.
-
-    prefix_cache: The window before its newest whole block stays too, for another sequence to go on from there.
-    """
+def _ring_pages(window: int, page_size: int, max_pages: int) -> int:
+    """Pages of a sequence in layers that keep a window only: whole blocks."""
     block = max(BLOCK, page_size)
-    blocks = -(-(window - 1) // block) + 1 if window and prefix_cache else -(-window // block)
-    return min(blocks, -(-max_pages * page_size // block)) * (block // page_size)
+    return min(-(-window // block), -(-max_pages * page_size // block)) * (block // page_size)
 
 
 def _check_memory(name: str, given: int, needed: int, tokens: int) -> None:

@@ -88,7 +88,9 @@ def load_parts(
     staging_bytes = staging * staging_token_bytes(model_shape, dtype, shape.windowed)
     report_pools(shape, cache_config, shape.bytes(dtype), staging_bytes)
     caching, why = caches_prefixes(settings, model_shape)
-    log.info("the prefix cache of decode is %s: %s", "on" if caching else "off", why)
+    ignored = settings.prefix_cache is True and not caching
+    level = logging.WARNING if ignored else logging.INFO
+    log.log(level, "the prefix cache of decode is %s: %s", "on" if caching else "off", why)
     progress = resources.progress if resources else no_progress
     if is_latent(checkpoint):
         fp8_indexer = settings.indexer_dtype == "fp8"

@@ -187,7 +187,7 @@ def test_blocks_that_are_copied_are_held_until_they_are_in_staging(ends: str) ->
     """Whoever computed them may end before that: nobody else may have them then."""
     config = replace(TINY, prefix_cache=True, host_pages=12)
     blocks = BlockManager(config)
-    cache = PrefixCache(blocks.host, blocks.windows, config)
+    cache = PrefixCache(blocks.host, config)
     first, second = started(20), started(20)
     for each in (first, second):
         found, needed = cache.take(each), pages_needed(each.call, 20, config)

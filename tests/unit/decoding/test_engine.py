@@ -21,7 +21,6 @@ from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.interface.worker import NOT_FINITE, DecodeBatch
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Status
-from hiscore.decoding.window_pool import WindowPool
 from hiscore.decoding.windows import Windows
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, preempt_after
@@ -182,11 +181,8 @@ def join_and_leave(
         (holding_back(wanted) if index % 2 else wanted, arrival, end)
         for index, (wanted, arrival, end) in enumerate(calls)
     ]
+    caching = caching and "window_ring" not in kind
     cache_config = replace(TINY, **kind, prefill_token_budget=chunk, prefix_cache=caching)
-    if caching and cache_config.window_ring:
-        # The window before a sequence's last whole block, and that block.
-        blocks = 1 - (1 - cache_config.window) // cache_config.block_tokens
-        cache_config = replace(cache_config, window_ring=blocks * cache_config.block_pages)
     worker = HashWorker(cache_config, delay)
     callers = Callers()
     names = [Caller(name) for name in range(len(calls))]
@@ -895,70 +891,6 @@ def test_blocks_are_taken_from_a_sequence_only_if_its_window_is_still_there(
         assert "not the window before a token" in worker.violations
     else:
         run()
-
-
-WINDOWS = {"dense": True, "window_pages": 12, "window_ring": 4, "window": 10, "prefix_cache": True}
-
-
-@pytest.mark.parametrize("spoiled", [False, True])
-def test_sequences_that_begin_alike_share_windows_and_do_not_write_to_them(
-    spoiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """spoiled: the control; a sequence that goes on writes to blocks that others see."""
-    if spoiled:
-        monkeypatch.setattr(WindowPool, "is_published", lambda pool, block: False)
-    worker, callers = HashWorker(replace(TINY, **WINDOWS), delay=3), Callers()
-    calls = {Caller(i): call([*range(40 - 5 * i), i], 30, ignore_eos=True) for i in range(7)}
-    first, *others = calls
-
-    def begin(caller: Any) -> None:
-        """The others come with the first one's first token, so that they run beside it."""
-        while others:
-            name = others.pop()
-            engine.submit(calls[name], name)
-
-    callers.hook = begin
-    with suppress(AssertionError), running(worker, callers, quantum=0) as engine:
-        engine.submit(calls[first], first)
-        callers.wait(lambda: len(callers.ends) == len(calls))
-        assert engine.stats().prefix_hits > 0
-    assert spoiled == any(each.startswith("not the window before") for each in worker.violations)
-    if not spoiled:
-        assert_all_is_free(engine, worker)
-        for name, wanted in calls.items():
-            assert_as_alone(callers, name, wanted)
-
-
-@pytest.mark.parametrize("spoiled", [False, True])
-def test_a_prefix_is_used_as_far_as_the_window_before_its_end_is_there(
-    spoiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """spoiled: the control; windows are taken for there that are not."""
-    if spoiled:
-        monkeypatch.setattr(WindowPool, "longest_with_window", lambda pool, hashes, blocks: len(hashes))
-        monkeypatch.setattr(WindowPool, "find", _anything)
-    worker, callers = HashWorker(replace(TINY, **WINDOWS)), Callers()
-    # The second takes the first blocks that the first has left behind, of ten; the third would need them.
-    prompts = ([*range(41)], [50] * 21, [*range(13)], [*range(41)])
-    calls = {Caller(i): call(prompt, 2, ignore_eos=True) for i, prompt in enumerate(prompts)}
-    found = []
-    # Blocks that are not there are taken twice, which may end the engine before all calls have come.
-    ended = (RequestError,) if spoiled else ()
-    with suppress(AssertionError, *ended), running(worker, callers, quantum=0) as engine:
-        for count, (name, wanted) in enumerate(calls.items(), start=1):
-            before = engine.stats().cached_tokens
-            engine.submit(wanted, name)
-            callers.wait(lambda count=count: len(callers.ends) == count)  # type: ignore[misc]
-            found.append(engine.stats().cached_tokens - before)
-    assert spoiled == any(each.startswith("not the window before") for each in worker.violations)
-    if not spoiled:
-        assert_all_is_free(engine, worker)
-        assert found == [0, 0, 0, 40]
-
-
-def _anything(pool: WindowPool, names: Any) -> Any:
-    """What can be found under some names, and any block under the others."""
-    return np.array([pool._published.get(name, 0) for name in names], np.int32)
 
 
 class GatedGrammar:

@@ -10,16 +10,9 @@ from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.windows import Windows
 from tests.support.decode_worker import TINY
 
-# Blocks of 4 tokens, two pages each; a window of 6 tokens takes three places: two before a whole block, and that.
+# Blocks of 4 tokens, two pages each; a window of 10 tokens takes three places.
 CONFIG = replace(
-    TINY,
-    page_size=2,
-    block_size=4,
-    window_pages=16,
-    window_ring=6,
-    window=6,
-    prefix_cache=True,
-    context_length=40,
+    TINY, page_size=2, block_size=4, window_pages=16, window_ring=6, window=10, context_length=40
 )
 
 
@@ -29,46 +22,27 @@ def sequence(prompt: int) -> Sequence:
     return Sequence(call, None, StopChecker(params, frozenset()))
 
 
-def test_without_a_prefix_cache_blocks_take_turns() -> None:
-    windows, one = Windows(replace(CONFIG, prefix_cache=False)), sequence(30)
-    windows.add(one, windows.missing(one, 8))
-    before, into = windows.enter_chunk(one, 30)
-    assert len(before) == 0
-    pages = one.window.pages_of(0, 6).tolist()
-    assert into.tolist() == (pages * 3)[:15]
-    assert one.window.numbers.tolist() == [6, 7, 5]
-    assert windows.pool.num_used == 3
-
-
-def test_what_a_prompt_leaves_behind_is_kept_until_its_memory_is_needed() -> None:
+def test_blocks_take_turns() -> None:
     windows, one = Windows(CONFIG), sequence(30)
     windows.add(one, windows.missing(one, 8))
-    _, into = windows.enter_chunk(one, 30)
-    assert len(set(into.tolist())) == 15  # a place of its own for each page: the pool has eight blocks
-    hashes = [bytes([each]) * 16 for each in range(7)]
-    assert windows.find(hashes)[0] == 0
-    windows.publish(one, hashes)
-    end, found = windows.find(hashes)
-    assert (end, len(found)) == (7, 2)
-    assert (found * 2).tolist() == into[10:14:2].tolist()
-    assert windows.find(hashes[:3])[0] == 3
-    # Another sequence takes all that is left: only what the first still has is found.
-    windows.pool.allocate(5)
-    assert [windows.find(hashes[:length])[0] for length in (3, 6, 7)] == [0, 0, 7]
-    windows.free(one, 0)
-    assert windows.pool.num_used == 5
+    before, into = windows.of_chunk(one, 30)
+    assert len(before) == 0
+    pages = one.window_pages_of(0, 6).tolist()
+    assert into.tolist() == (pages * 3)[:15]
+    one.prefilled = 7
+    before, into = windows.of_chunk(one, 6)
+    assert before.tolist() == pages[:4]
+    assert into.tolist() == (pages * 2)[3:7]
+    assert windows.pool.num_used == 3
+    windows.free(one, 1)
+    assert one.window_pages.tolist() == pages[:2]
+    assert (windows.pool.num_used, windows.behind(one, 0), windows.missing(one, 8)) == (1, 1, 2)
 
 
 def test_a_sequence_goes_back_only_to_where_its_window_is() -> None:
     windows, one = Windows(CONFIG), sequence(8)
     windows.add(one, 3)
-    windows.enter_chunk(one, 8)
-    one.prefilled = 8
-    for length in range(8, 22):
-        one.sampled = length - 7
-        assert one.length == length
-        windows.enter_step(one)
-    one.sampled += 1
-    assert one.window.numbers.tolist() == [3, 4, 5]
-    # Before token 20 are 15 to 19, in blocks 3 and 4; before 16, 11 to 15.
-    assert [windows.has(one, tokens) for tokens in (22, 20, 16, 8)] == [True, True, False, False]
+    one.prefilled, one.sampled = 8, 15
+    assert one.length == 22
+    # Before token 19 are 10 to 18; 10 to 21 have the twelve places.
+    assert [windows.has(one, tokens) for tokens in (22, 20, 19, 18, 8)] == [True, True, True, False, False]
