@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.errors import Code, RequestError
-from hiscore.serving.stale_entries import drop_stale
+from hiscore.serving.request_order import drop_stale
 
 
 class Deadlines:

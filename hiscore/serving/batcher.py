@@ -7,9 +7,9 @@ requests, and a batch is formed at the last moment, by cost, from all that wait.
 While the device computes one batch, the next is launched behind it: where small requests are to be expected, only
 shortly before the first ends (`launch_pace`). A launch that computes has its own thread. One that only queues work
 on a device is made by the first thread that sees that it is time, as switching threads would cost 0.3 ms: the
-caller of `submit`, the one that has just seen a batch end, or an alarm. Whose turn it is says `queue_order`.
+caller of `submit`, the one that has just seen a batch end, or an alarm. `request_order` decides whose turn it is.
 
-A large batch may be launched in slices: small ones may go between two of them (`sliced_order`). What is said of
+A large batch may be launched in slices: small ones may go between two of them. What is said of
 the launch and the end of a batch then holds for those of a slice.
 
 A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
@@ -27,13 +27,11 @@ from queue import SimpleQueue
 from typing import Any, Generic
 
 from hiscore.errors import Code, RequestError, to_request_error
-from hiscore.serving.alarm import Alarm
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
 from hiscore.serving.launch import Launch, Launched, launch_rest
-from hiscore.serving.launch_pace import LaunchPace
+from hiscore.serving.launch_pace import Alarm, LaunchPace, OneAtATime
 from hiscore.serving.launched_batch import FailedBatch, LaunchedSlice, count
 from hiscore.serving.load_board import Board, LoadBoard
-from hiscore.serving.one_at_a_time import OneAtATime
 from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.replies import Replies
 from hiscore.serving.totals import Totals

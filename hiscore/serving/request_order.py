@@ -1,60 +1,84 @@
-"""What every order of requests knows: who waits, and the sizes that are to be expected.
+"""The order in which waiting requests are launched: small and large ones take turns.
+
+Where a model launches large batches in slices, a batch of small requests may run between two of them: a newcomer
+waits for a slice at most, and a large request is computed whole. Elsewhere a batch is one slice, and a large
+request is divided while small ones are expected. Turns alternate also while a batch in slices is open, and the
+oldest request of each kind goes first in its turn, so none starves. Small requests that would fill several batches
+get full ones.
 
 Pure: knows neither clock nor thread. Sizes and costs are in one unit, tokens for example.
 """
 
-from abc import ABC, abstractmethod
+import heapq
 from collections import deque
-from collections.abc import Iterator
-from itertools import count
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 Request = TypeVar("Request")
 Taken = TypeVar("Taken", contravariant=True)
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
-# Chosen by simulation, see tests/support/batch_simulator.py.
+# All shares are of a full batch, and were chosen by simulation: see tests/support/batch_simulator.py.
 RECENT = 64
-"""Requests whose sizes say what is to be expected: the last that came while others waited or ran."""
-SMALL = RECENT // 8
-"""The smallest of these do not count: a probe now and then makes no batch small."""
+"""Requests whose sizes tell which to expect: the last that came while others waited or ran."""
+PROBES = RECENT // 8
+"""The smallest of these are ignored: a probe now and then makes no batch small."""
 FORGET_AFTER = 8
-"""One of them is forgotten after so many requests that came alone."""
+"""One recent request is forgotten after so many that came alone."""
 SMALL_PER_BATCH = 8
-"""Small requests that a batch holds while little waits."""
+"""Requests of the expected size that fill a batch while little waits."""
 SMALLEST_BATCH = 11 / 128
-"""Of a full one, at least: smaller batches would mostly pay for the start of a forward."""
+"""The smallest batch that counts as full: a smaller one would mostly pay for the start of a forward."""
 EXPECTED_SMALL = 1 / 2
-"""Of a full batch: where batches are smaller than that, small requests are to be expected."""
+"""Small requests are expected if fewer than this share fills a batch."""
+MANY = 4
+"""Small requests get full batches if more than so many of their own batches wait."""
+LARGE = 3 / 8
+"""The share that large requests get in slices while small ones are expected."""
+SMALL, PART, OF_WAITING = 1 / 32, 1 / 8, 1 / 2
+"""Without slices: the largest small request; a batch of small ones, or of large ones in parts while small ones are
+expected, which grows to this share of all that waits."""
+SPARE = 64
+"""Entries of a heap that is too small to be cleaned."""
 
 
 class OpenBatch(Protocol[Taken]):
     """A batch that is being formed."""
 
     def price(self, request: Taken) -> int:
-        """What all that is left of a request would cost in this batch."""
+        """The cost of all that is left of a request in this batch."""
         ...
 
     def take(self, request: Taken, room: int, at_least_one: bool = False) -> tuple[int, int] | None:
         """Take the next part of a request: all that is left, or as much as costs no more than `room`.
 
         Returns:
-            Its cost, and the size of what is left then; None if no part is as small as that. With `at_least_one`
+            The part's cost, and the size of what is left then; None if every part costs more. With `at_least_one`
             the smallest part is taken in this case.
         """
         ...
 
 
-class RequestOrder(ABC, Generic[Request]):
-    """The requests that wait, with parts of large ones left to launch."""
+class RequestOrder(Generic[Request]):
+    """The requests that wait, those with parts left to launch included."""
 
-    def __init__(self, max_cost: int) -> None:
-        """Start empty; a batch costs at most `max_cost`, except for one part that costs more by itself."""
+    def __init__(self, max_cost: int, between: int = 0) -> None:
+        """Start empty.
+
+        Args:
+            max_cost: The cost of a full batch; a single part may cost more.
+            between: The cost of a batch that runs between two slices; 0: batches are launched as a whole.
+        """
         self._max_cost = max_cost
-        self._waiting: dict[Request, tuple[int, int]] = {}  # size and number; by arrival
-        self._numbers = count()
+        self._in_slices = between > 0
+        self._small = between or max(1, int(SMALL * max_cost))
+        self._small_batch = between or max(1, int(PART * max_cost))
+        self._waiting: dict[Request, int] = {}  # sizes, oldest first
         self._total = 0
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._alone = 0
+        self._turn_of_small = True
+        self._divided: Request | None = None  # the last of which a part was taken
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,49 +87,138 @@ class RequestOrder(ABC, Generic[Request]):
         return request in self._waiting
 
     def __iter__(self) -> Iterator[Request]:
-        """The requests, oldest first."""
+        """Iterate over the requests, oldest first."""
         return iter(self._waiting)
 
     def add(self, request: Request, size: int, contended: bool) -> None:
-        """Queue a request that has arrived; `contended`: while others waited or ran."""
+        """Queue a request that has arrived, `contended` if others waited or ran."""
         if contended:
             self._recent.append(size)
         else:
             self._alone += 1
             if self._alone % FORGET_AFTER == 0 and self._recent:
                 self._recent.popleft()
-        self._put(request, size)
+        self._update(request, size)
 
     def remove(self, request: Request) -> None:
         """Forget a request, if it waits."""
-        self._total -= self._waiting.pop(request, (0, 0))[0]
+        self._total -= self._waiting.pop(request, 0)
+        if request == self._divided:
+            self._divided = None
 
-    @abstractmethod
     def expects_small(self) -> bool:
-        """Whether small requests are likely to come, which a batch that is launched would hold up."""
-
-    @abstractmethod
-    def fill(self, batch: OpenBatch[Request]) -> None:
-        """Fill a batch. What is taken whole waits no more; the rest of what is taken in part does."""
+        """Tell whether small requests are likely to come, which a launched batch would hold up."""
+        return self._least() < EXPECTED_SMALL * self._max_cost
 
     def fill_between(self, batch: OpenBatch[Request]) -> bool:
-        """Fill a batch that runs between two slices with small requests. False: the next slice has its turn."""
-        return False
+        """Fill a batch between two slices with small requests, or return False: it is the next slice's turn."""
+        small, _ = self._kinds()
+        taken = self._turn_of_small and not self._are_many(small) and self._take_small(small, batch)
+        self._turn_of_small = not taken
+        return taken
+
+    def fill(self, batch: OpenBatch[Request]) -> None:
+        """Fill a batch. A request taken in part keeps its place in the queue."""
+        small, large = self._kinds()
+        if self._turn_of_small and (
+            self._take(small, batch, self._max_cost, self._max_cost)
+            if self._are_many(small)
+            else self._take_small(small, batch)
+        ):
+            self._turn_of_small = False
+            return
+        self._turn_of_small = True
+        requests, limit, most = list(self), self._max_cost, self._max_cost
+        if large and self.expects_small():
+            requests, limit = large, self._limit_of_large()
+            most = most if self._in_slices else limit
+        if requests[:1] == [self._divided]:
+            requests = self._with_turns(requests)
+        self._divided = None
+        self._take(requests, batch, limit, most)
 
     def _least(self) -> int:
         """The cost at which a batch is full while little waits."""
-        small = sorted(self._recent)[SMALL] if len(self._recent) > SMALL else self._max_cost
-        least = max(1, int(SMALLEST_BATCH * self._max_cost), SMALL_PER_BATCH * small)
+        expected = sorted(self._recent)[PROBES] if len(self._recent) > PROBES else self._max_cost
+        least = max(1, int(SMALLEST_BATCH * self._max_cost), SMALL_PER_BATCH * expected)
         return min(self._max_cost, least)
 
-    def _put(self, request: Request, size: int) -> None:
-        self._total += size
-        self._waiting[request] = size, next(self._numbers)
+    def _limit_of_large(self) -> int:
+        if self._in_slices:
+            return int(LARGE * self._max_cost)
+        wanted = max(self._small_batch, self._least(), int(OF_WAITING * self._total))
+        return min(self._max_cost, wanted)
 
-    def _update(self, request: Request, left: int) -> None:
-        """A part of a request was taken. Without anything left it waits no more."""
-        if left:
-            self._total -= self._waiting[request][0]
-            self._put(request, left)
-        else:
+    def _kinds(self) -> tuple[list[Request], list[Request]]:
+        """Split the requests into small and large ones, oldest first.
+
+        The rest of a divided one counts as large: the part before may have slices left, and parts end in order.
+        """
+        kinds: tuple[list[Request], list[Request]] = [], []
+        for request, size in self._waiting.items():
+            kinds[size > self._small or request == self._divided].append(request)
+        return kinds
+
+    def _are_many(self, small: Sequence[Request]) -> bool:
+        return sum(self._waiting[request] for request in small) > MANY * self._small_batch
+
+    def _with_turns(self, requests: Sequence[Request]) -> list[Request]:
+        """Move a divided first request that still fits no batch behind those that do."""
+        first, *others = requests
+        if self._waiting[first] <= self._max_cost:
+            return [first, *others]
+        fitting = [request for request in others if self._waiting[request] <= self._max_cost]
+        return [*fitting, first, *(request for request in others if self._waiting[request] > self._max_cost)]
+
+    def _take_small(self, small: Sequence[Request], batch: OpenBatch[Request]) -> bool:
+        """Take the oldest, then the smallest, whole, until the next does not fit their batch."""
+        used, taken = 0, False
+        for request in [*small[:1], *sorted(small[1:], key=self._waiting.__getitem__)]:
+            price = batch.price(request)
+            if price > self._small_batch:
+                self._update(request, price)  # the query that it shared when it came is gone
+            elif used + price > self._small_batch:
+                break
+            else:
+                batch.take(request, price)
+                self.remove(request)
+                used, taken = used + price, True
+        return taken
+
+    def _take(self, requests: Sequence[Request], batch: OpenBatch[Request], limit: int, most: int) -> bool:
+        """Take whole requests in order until the next exceeds `limit`; divide one that costs more than `most`."""
+        used = 0
+        for request in requests:
+            price = batch.price(request)
+            if used and used + price > limit:
+                break
+            room = limit if price > most else most - used
+            taken = batch.take(request, room, at_least_one=not used)
+            if taken is None:
+                break
+            used += taken[0]
+            if taken[1]:
+                self._update(request, taken[1])
+                self._divided = request
+                break
             self.remove(request)
+        return bool(requests)
+
+    def _update(self, request: Request, size: int) -> None:
+        self._total += size - self._waiting.get(request, 0)
+        self._waiting[request] = size
+
+
+def drop_stale(heap: list[Entry], is_current: Callable[[Entry], bool], current: int) -> None:
+    """Drop the outdated entries of a heap, if they outnumber the others.
+
+    Otherwise a heap from which only the least entry is taken grows for as long as that entry stays.
+
+    Args:
+        heap: Changed in place.
+        is_current: Tells the entries that are not outdated.
+        current: The number of these entries, at most.
+    """
+    if len(heap) > 2 * current + SPARE:
+        heap[:] = filter(is_current, heap)
+        heapq.heapify(heap)

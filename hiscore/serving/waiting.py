@@ -13,11 +13,8 @@ from typing import Generic
 from hiscore.errors import Code, RequestError
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
 from hiscore.serving.load_board import Board
-from hiscore.serving.queue_order import QueueOrder
 from hiscore.serving.queued_request import QueuedRequest
-from hiscore.serving.request_order import RequestOrder
-from hiscore.serving.sliced_order import SlicedOrder
-from hiscore.serving.stale_entries import drop_stale
+from hiscore.serving.request_order import RequestOrder, drop_stale
 from hiscore.serving.totals import Totals
 
 # Before a batch is formed, up to MAX_POLLED of the requests that have waited for POLL_AFTER_S are checked for
@@ -33,11 +30,7 @@ class WaitingRequests(Generic[Job]):
 
     def __init__(self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals, board: Board) -> None:
         self._model, self._limits, self._totals, self._board = model, limits, totals, board
-        self._order: RequestOrder[QueuedRequest[Job]] = (
-            SlicedOrder(limits.max_batch_cost, model.between)
-            if model.between
-            else QueueOrder(limits.max_batch_cost)
-        )
+        self._order: RequestOrder[QueuedRequest[Job]] = RequestOrder(limits.max_batch_cost, model.between)
         self._deadlines: list[tuple[float, int, QueuedRequest[Job]]] = []  # a heap
         self._numbers = count()
         self._not_started = 0

@@ -20,12 +20,11 @@ from hiscore.serving.batcher import Batcher
 from hiscore.serving.launch import launch_rest
 from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.launched_batch import LaunchedBatch
-from hiscore.serving.queue_order import QueueOrder
-from hiscore.serving.request_order import OpenBatch, Request
+from hiscore.serving.request_order import OpenBatch, Request, RequestOrder
 from perf.scoring import host_parts
 
 
-class FirstCome(QueueOrder[Request]):
+class FirstCome(RequestOrder[Request]):
     """Whole calls as they come, up to a full batch."""
 
     def fill(self, batch: OpenBatch[Request]) -> None:
@@ -57,12 +56,12 @@ class WithoutSlices(BatchedScorer):
         return launch_rest(super().launch(jobs))
 
 
-ARMS: dict[str, tuple[type[BatchedScorer], type[QueueOrder[Any]], type[LaunchPace]]] = {
-    "queue order": (BatchedScorer, QueueOrder, LaunchPace),
-    "without slices": (WithoutSlices, QueueOrder, LaunchPace),
+ARMS: dict[str, tuple[type[BatchedScorer], type[RequestOrder[Any]], type[LaunchPace]]] = {
+    "queue order": (BatchedScorer, RequestOrder, LaunchPace),
+    "without slices": (WithoutSlices, RequestOrder, LaunchPace),
     "first come": (WithoutSlices, FirstCome, AtOnce),
 }
-"""The scorer to the batcher, its order where it has no slices, and its pace."""
+"""The scorer to the batcher, its order and its pace."""
 
 
 @dataclass
@@ -97,7 +96,7 @@ def serving(
     """The scorer's batcher, with the order and the pace of an arm."""
     model, order, pace = ARMS[name]
     with (
-        mock.patch.object(waiting, "QueueOrder", order),
+        mock.patch.object(waiting, "RequestOrder", order),
         mock.patch.object(batcher_module, "LaunchPace", pace),
     ):
         batcher = Batcher(model(scorer, arm.count), limits)

@@ -17,7 +17,6 @@ import numpy as np
 
 from hiscore.prefill.row_counts import slices_of
 from hiscore.serving.launch_pace import LaunchPace
-from hiscore.serving.sliced_order import SlicedOrder
 
 ACCEPT, LAUNCH, LAUNCH_TOKEN, COLLECT = 0.1, 0.9, 6e-5, 0.25
 FORWARD, FORWARD_TOKEN = 1.03, 1.68e-3
@@ -76,6 +75,8 @@ class Order(Protocol):
 
     def fill(self, batch: Batch) -> None: ...
 
+    def fill_between(self, batch: Batch) -> bool: ...
+
 
 class FirstCome:
     """Whole calls as they come, up to a full batch."""
@@ -96,6 +97,9 @@ class FirstCome:
     def fill(self, batch: Batch) -> None:
         while self._waiting and (not batch.taken or batch.cost + self._waiting[0].left <= self._budget):
             batch.take(self._waiting.pop(0), self._budget, at_least_one=True)
+
+    def fill_between(self, batch: Batch) -> bool:
+        raise AssertionError("it is for batches that are launched as a whole")
 
 
 def alone(tokens: np.ndarray) -> np.ndarray:
@@ -127,9 +131,14 @@ def launches(batch: Batch, in_slices: bool) -> list[Launch]:
 
 
 def sojourns(
-    order: Order, arrivals: np.ndarray, sizes: np.ndarray, seed: int = 0, hold: bool = True
+    order: Order,
+    arrivals: np.ndarray,
+    sizes: np.ndarray,
+    seed: int = 0,
+    hold: bool = True,
+    in_slices: bool = False,
 ) -> np.ndarray:
-    """How long each call takes from its arrival to its answer, in ms. `hold`: back a batch until it is due."""
+    """The time of each call from its arrival to its answer, in ms. `hold`: back a batch until it is due."""
     rng = np.random.default_rng(seed)
     answered = np.zeros(len(sizes))
     # When, what, and of which call or launch.
@@ -164,9 +173,9 @@ def sojourns(
             if not opened:
                 order.fill(batch)
                 assert batch.taken, "the device would stand still"
-                opened.extend(launches(batch, isinstance(order, SlicedOrder)))
+                opened.extend(launches(batch, in_slices))
                 launch = opened.popleft()
-            elif isinstance(order, SlicedOrder) and order.fill_between(batch):
+            elif order.fill_between(batch):
                 (launch,) = launches(batch, in_slices=True)
             else:
                 launch = opened.popleft()
@@ -180,7 +189,11 @@ def sojourns(
 
 
 def p99_of(
-    make: Callable[[], Order], load: float = 0.8, calls: int = 40_000, hold: bool = True
+    make: Callable[[], Order],
+    load: float = 0.8,
+    calls: int = 40_000,
+    hold: bool = True,
+    in_slices: bool = False,
 ) -> tuple[float, float]:
     """The p99 of the short calls (to 512) in their own service times, and that of the long (from 4,096) in ms.
 
@@ -193,7 +206,8 @@ def p99_of(
         rng = np.random.default_rng(seed)
         sizes = 128 * 2 ** rng.choice(7, calls, p=weights / weights.sum())
         own = alone(sizes)
-        took = sojourns(make(), np.cumsum(rng.exponential(own.mean() / load, calls)), sizes, seed, hold)
+        arrivals = np.cumsum(rng.exponential(own.mean() / load, calls))
+        took = sojourns(make(), arrivals, sizes, seed, hold, in_slices)
         short.append((took / own)[sizes <= 512])
         long.append(took[sizes >= 4_096])
     return float(np.percentile(np.concatenate(short), 99)), float(np.percentile(np.concatenate(long), 99))

@@ -10,7 +10,7 @@ from hiscore.decoding.interface.worker import NO_PAGES
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.serving import stale_entries
+from hiscore.serving import request_order
 
 
 def sequence(reply_to: Any, deadline: float, start_by: float) -> Sequence:
@@ -20,12 +20,12 @@ def sequence(reply_to: Any, deadline: float, start_by: float) -> Sequence:
 
 
 @pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("spare", [stale_entries.SPARE, math.inf])
+@pytest.mark.parametrize("spare", [request_order.SPARE, math.inf])
 def test_calls_that_have_ended_are_forgotten(
     spare: float, same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if all had their reply_to at the same address. The control keeps their times until they have come."""
-    monkeypatch.setattr(stale_entries, "SPARE", spare)
+    monkeypatch.setattr(request_order, "SPARE", spare)
     deadlines, live = Deadlines(), {}
     stays = sequence("stays", deadline=50_000.0, start_by=1e9)
     live[id(stays.reply_to)] = stays

@@ -15,7 +15,7 @@ from hiscore.errors import Code, RequestError
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
-from hiscore.serving import stale_entries, waiting
+from hiscore.serving import request_order, waiting
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.queued_request import QueuedRequest
@@ -101,7 +101,7 @@ def test_what_has_been_answered_is_freed(
     gc.collect()
     alive = sum(request() is not None for request in seen)
     # Two heaps may hold a few that are out of date.
-    assert (alive <= 2 * stale_entries.SPARE) != kept
+    assert (alive <= 2 * request_order.SPARE) != kept
     batcher.close()
     cache = scorer._prefix_cache
     assert sorted([*cache._free_pages, *cache._cached.values()]) == list(range(20))

@@ -148,9 +148,9 @@ def test_waiting_requests_become_batches_within_the_limit(device: Device) -> Non
     batcher = device.batcher(in_flight=1)
     submit(device, batcher, 1)
     assert device.wait(lambda: device.launched == [[1]])
-    # The oldest and the shortest, by turns as they fit; 25 is beyond the limit, and goes alone.
+    # In order, as they fit; 25 is beyond the limit, and goes alone.
     submit(device, batcher, 4, 5, 3, 7, 25, 2)
-    for batches in ([4, 5], [2, 3], [7], [25]):
+    for batches in ([4, 5], [3, 7], [25], [2]):
         device.done[-1].release()
         assert device.wait(lambda batches=batches: device.launched[-1] == batches)
     device.done[-1].release()
@@ -494,7 +494,7 @@ def test_the_next_batch_is_formed_when_it_is_due(monkeypatch: pytest.MonkeyPatch
     device = Device(async_launch=True)
     batcher = device.batcher()
     due = [FOREVER]
-    monkeypatch.setattr(waiting.QueueOrder, "expects_small", lambda self: small)
+    monkeypatch.setattr(waiting.RequestOrder, "expects_small", lambda self: small)
     monkeypatch.setattr(LaunchPace, "due", lambda self: due[0])
     submit(device, batcher, 1)
     submit(device, batcher, 2)
@@ -520,7 +520,7 @@ def test_no_alarm_is_set_for_what_is_due(
     device = Device(async_launch=True)
     batcher = device.batcher()
     times: list[float] = []
-    monkeypatch.setattr(waiting.QueueOrder, "expects_small", lambda self: True)
+    monkeypatch.setattr(waiting.RequestOrder, "expects_small", lambda self: True)
     monkeypatch.setattr(LaunchPace, "due", lambda self: due)
     monkeypatch.setattr(batcher._alarm, "set", times.append)
     submit(device, batcher, 1)

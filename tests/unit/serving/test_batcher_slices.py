@@ -313,7 +313,7 @@ def test_a_slice_is_launched_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> 
     device = Device(async_launch=True)
     batcher = batcher_of(device, in_flight=2)
     due = [time.monotonic() + 1_000]
-    monkeypatch.setattr(waiting.SlicedOrder, "expects_small", lambda self: True)
+    monkeypatch.setattr(waiting.RequestOrder, "expects_small", lambda self: True)
     monkeypatch.setattr(LaunchPace, "due", lambda self: due[0])
     submit(device, batcher, 80)
     assert device.launched == [([80], 3)]

@@ -1,11 +1,14 @@
-"""When the next batch is due, by a clock of the test's own."""
+"""The time of the next launch by the test's own clock, the alarm at that time, and the one thread that acts."""
 
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from hiscore.serving.launch_pace import ERRORS, WAKE_S, WARM_UP_BATCHES, LaunchPace
+from hiscore.serving.launch_pace import ERRORS, WAKE_S, WARM_UP_BATCHES, Alarm, LaunchPace, OneAtATime
+from tests.support.timeouts import TIMEOUT_S
 
 LAUNCH = 0.0006
 COSTS = (300, 2_000, 8_000, 500)
@@ -103,3 +106,80 @@ def test_it_learns_when_batches_become_slower() -> None:
         now += 2 * line(cost)
         pace.finished(now)
     assert pace.predict(4_000) == pytest.approx(2 * line(4_000), rel=0.05)
+
+
+def test_the_alarm_rings_once_and_not_before_its_time() -> None:
+    rang: list[float] = []
+    ringing = threading.Semaphore(0)
+
+    def ring() -> None:
+        rang.append(time.monotonic())
+        ringing.release()
+
+    alarm = Alarm(ring, "test")
+    at = time.monotonic() + 0.02
+    alarm.set(at)
+    assert ringing.acquire(timeout=TIMEOUT_S)
+    assert rang[0] >= at
+    alarm.set(time.monotonic() + 1_000)
+    alarm.set(0.0)  # replaces it
+    assert ringing.acquire(timeout=TIMEOUT_S)
+    alarm.set(time.monotonic() + 1_000)
+    alarm.close()
+    assert len(rang) == 2
+
+
+def test_who_asks_meanwhile_goes_on_and_it_runs_again() -> None:
+    runs, may_end, begun = [], threading.Semaphore(0), threading.Semaphore(0)
+
+    def run() -> None:
+        runs.append(threading.current_thread())
+        begun.release()
+        assert may_end.acquire(timeout=TIMEOUT_S)
+
+    once = OneAtATime(run)
+    runner = threading.Thread(target=once)
+    runner.start()
+    assert begun.acquire(timeout=TIMEOUT_S)
+    once()
+    once()
+    may_end.release(2)
+    runner.join(TIMEOUT_S)
+    assert runs == [runner, runner], "twice asked for meanwhile, run once more, by the same thread"
+
+
+def test_nobody_is_forgotten() -> None:
+    waiting, done, running = [0], [0], threading.Lock()
+    changed = threading.Lock()
+
+    def run() -> None:
+        assert running.acquire(blocking=False), "two run at once"
+        with changed:
+            done[0] += waiting[0]
+            waiting[0] = 0
+        running.release()
+
+    once = OneAtATime(run)
+
+    def ask() -> None:
+        for _ in range(2_000):
+            with changed:
+                waiting[0] += 1
+            once()
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert (waiting, done) == ([0], [8_000])
+
+
+def test_it_can_be_kept_from_running() -> None:
+    ran: list[int] = []
+    once = OneAtATime(lambda: ran.append(1))
+    with once.lock:
+        once()
+        assert not ran
+    once()
+    assert ran == [1]

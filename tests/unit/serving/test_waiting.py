@@ -7,7 +7,7 @@ from weakref import ref
 
 import pytest
 
-from hiscore.serving import stale_entries
+from hiscore.serving import request_order
 from hiscore.serving.batched_model import BatchLimits, WholeJobs
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.queued_request import QueuedRequest
@@ -30,7 +30,7 @@ class Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spare", [stale_entries.SPARE, math.inf])
+@pytest.mark.parametrize("spare", [request_order.SPARE, math.inf])
 @pytest.mark.parametrize("between", [0, 1], ids=["whole", "slices"])
 def test_behind_one_that_waits_those_that_have_started_are_freed(
     between: int, spare: float, monkeypatch: pytest.MonkeyPatch
@@ -39,7 +39,7 @@ def test_behind_one_that_waits_those_that_have_started_are_freed(
 
     The control never drops the others.
     """
-    monkeypatch.setattr(stale_entries, "SPARE", spare)
+    monkeypatch.setattr(request_order, "SPARE", spare)
     model: Any = Model(between)
     waiting: WaitingRequests[int] = WaitingRequests(model, BatchLimits(8, 10), Totals(), LoadBoard())
     seen = []
