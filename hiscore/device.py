@@ -15,7 +15,7 @@ from hiscore.arrays import Int32, Int64
 from hiscore.memory.host import available_host_bytes
 
 OnDevice = Callable[[], Tensor]
-"""Gives an array on its device, int32."""
+"""A function that gives an array on its device, int32."""
 MOST_KEPT = 256
 """Arrays that `Kept` keeps."""
 MOST_IN_KEPT = 64
@@ -33,12 +33,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def upload(values: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:
-    """Start a copy to a device, on its current stream.
-
-    Args:
-        values: On the host.
-        device: On the CPU the result may share memory with `values`.
-    """
+    """Start a copy to a device, on its current stream; on the CPU the result may share memory with `values`."""
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
@@ -46,8 +41,7 @@ def upload(values: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 def download(values: Tensor) -> Tensor:
     """Start a copy to the host, complete when the device's current stream has reached it.
 
-    Args:
-        values: Tensors of the CPU are returned as they are.
+    Tensors of the CPU are returned as they are.
     """
     if not values.is_cuda:
         return values
@@ -56,10 +50,10 @@ def download(values: Tensor) -> Tensor:
 
 
 def cpu_has_bfloat16(facts: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor multiplies in bfloat16 itself. Without it every number is widened first.
+    """Look up whether the processor multiplies in bfloat16 itself; others widen every number first.
 
     Args:
-        facts: Where the kernel lists what the processor can do; not there: taken for one that has it.
+        facts: Linux's list of the processor's features; without the file the answer is yes.
     """
     try:
         words = set(facts.read_text().split())
@@ -69,27 +63,19 @@ def cpu_has_bfloat16(facts: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 class Uploads:
-    """Arrays for a device. The first that is asked for takes all that have been added along, in one pinned copy.
+    """Arrays for a device, copied together: the first one that is asked for takes along all that have been added.
 
     A copy of a few numbers takes the host as long as one of all of them. Pinned memory comes from PyTorch's
-    allocator, which hands a block out again when the copy from it has ended.
+    allocator, which hands a block out again when the copy from it has ended. On the CPU nothing is copied.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """device: Where they go; on the CPU nothing is copied."""
         self._device = device
         self._waiting: list[Int32] = []
         self._sent: list[Tensor] = []
 
     def add(self, values: Int32 | Int64) -> OnDevice:
-        """Add an array.
-
-        Args:
-            values: Whole numbers below 2**31, of one dimension.
-
-        Returns:
-            What gives it on the device, int32 [len(values)].
-        """
+        """Add an array [n] of whole numbers below 2**31, to be asked for by the function that is returned."""
         place = len(self._sent) + len(self._waiting)
         self._waiting.append(values.astype(np.int32, copy=False))
         return lambda: self._get(place)
@@ -108,17 +94,16 @@ class Uploads:
 
 
 class PinnedArrays:
-    """Arrays to copy into tensors that a device already has. All of them lie in one piece of pinned memory.
+    """Arrays to copy into tensors that a device already has, all in one piece of memory, pinned for a GPU.
 
-    To copy one takes the host a fraction of what a new tensor takes (`Uploads`).
+    Copying one of them takes the host a fraction of the time of a new tensor (`Uploads`).
     """
 
     def __init__(self, device: torch.device) -> None:
-        """device: Where the tensors are; on the CPU nothing is pinned."""
         self._device = device
         self._added: list[Int32 | Int64] = []
         self.length = 0
-        """Of all of them."""
+        """Numbers in all arrays."""
         self._pinned: Tensor | None = None
 
     def add(self, values: Int32 | Int64) -> "PinnedArray":
@@ -134,7 +119,7 @@ class PinnedArrays:
         return PinnedArray(self, begin, len(values))
 
     def pinned(self) -> Tensor:
-        """All of them end to end, int32 on the host."""
+        """Join all arrays end to end, int32 on the host."""
         if self._pinned is None:
             self._pinned = _joined(self._added, self._device.type == "cuda")
             self._added = []
@@ -143,7 +128,7 @@ class PinnedArrays:
 
 @dataclass(frozen=True)
 class PinnedArray:
-    """One of `PinnedArrays`: whose it is, where it begins and its length."""
+    """One array of `PinnedArrays`."""
 
     of: PinnedArrays
     begin: int
@@ -167,20 +152,20 @@ class PinnedArray:
 
 
 def _joined(arrays: Sequence[Int32 | Int64], pinned: bool) -> Tensor:
-    """Arrays of whole numbers below 2**31 end to end, int32 on the host."""
+    """Join arrays of whole numbers below 2**31 end to end, int32 on the host."""
     joined = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=pinned)
     np.concatenate(arrays, out=joined.numpy(), casting="same_kind")
     return joined
 
 
 class Kept:
-    """Small arrays that batch after batch needs: those asked for last stay on the device."""
+    """Small arrays that batch after batch needs: the `MOST_KEPT` used last stay on the device."""
 
     def __init__(self) -> None:
         self._arrays: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def add(self, values: Int32 | Int64, uploads: Uploads) -> OnDevice:
-        """As `Uploads.add`, to which the array is added unless it is on the device."""
+        """Give an array that is on the device already, or add it to `uploads`."""
         if len(values) > MOST_IN_KEPT:
             return uploads.add(values)
         values = values.astype(np.int32, copy=False)

@@ -16,7 +16,7 @@ class Code(Enum):
 
 
 REASONS = ("full", "late", "cancelled")
-"""Why a request is rejected before it starts, as metrics count it."""
+"""Reasons to reject a request before it starts, as metrics count them."""
 
 
 class RequestError(Exception):

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @cache
 def capture_stream(device: int) -> torch.cuda.Stream:
-    """Where a device's graphs are captured: one stream, since cuBLAS has a workspace of 32 MiB for each."""
+    """The stream in which a device's graphs are captured: one, since cuBLAS has a workspace of 32 MiB for each."""
     return torch.cuda.Stream(device)
 
 
@@ -67,8 +67,8 @@ class GraphCapture:
 
         Args:
             launch: Its tensors stay in place and hold the results of every replay.
-            stream: Where to capture; None: a stream that captures share.
-            error_mode: Whose calls may spoil the capture: see `torch.cuda.graph`.
+            stream: None: one that all captures share.
+            error_mode: As in `torch.cuda.graph`.
 
         Returns:
             The graph and what `launch` returned.
@@ -82,20 +82,20 @@ class GraphCapture:
 
 
 class StaticOutputs:
-    """Where all graphs leave their outputs: one buffer each, as large as the largest graph needs.
+    """Buffers in which all graphs leave their outputs, as large as the largest graph needs.
 
-    A graph's own outputs would keep their memory for themselves, as many times as there are graphs.
+    Outputs of their own would take memory once for each graph.
     """
 
     def __init__(self) -> None:
         self._buffers: tuple[Tensor, ...] = ()
 
     def allocate(self, *outputs: Tensor, rows: int | None = None) -> None:
-        """Make the buffers, unless they exist: of the shapes of the largest graph's outputs, outside a capture.
+        """Make the buffers, unless they exist, in the shapes of the largest graph's outputs; not in a capture.
 
         Args:
             outputs: The largest graph's.
-            rows: Of the buffers; None: as many as the outputs have.
+            rows: None: as many as the outputs have.
         """
         if not self._buffers:
             self._buffers = tuple(

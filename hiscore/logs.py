@@ -56,8 +56,7 @@ def configure(log_format: LogFormat, text: str, **always: object) -> None:
     """Log to standard error, from INFO on.
 
     Args:
-        log_format: For people or for programs.
-        text: The format of text lines, as `logging` takes it.
+        text: Format of text lines, as `logging` takes it.
         always: Fields of every JSON line.
     """
     handler = logging.StreamHandler()

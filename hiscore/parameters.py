@@ -17,17 +17,10 @@ from hiscore.errors import RequestError
 
 
 def known_only(parameters: str, known: Sequence[str]) -> dict[str, object]:
-    """Parse a request's parameters.
-
-    Args:
-        parameters: A JSON object, or an empty string.
-        known: The names that are allowed.
-
-    Returns:
-        The values by name.
+    """Parse a request's parameters, a JSON object or an empty string.
 
     Raises:
-        RequestError: One of them is unknown.
+        RequestError: A name is not among the known ones.
     """
     given: dict[str, object] = json.loads(parameters) if parameters else {}
     unknown = sorted(set(given) - set(known))
@@ -57,15 +50,10 @@ def number(name: str, value: object) -> float:
 
 
 def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The only row of a tensor with Triton's leading batch dimension.
+    """Take the only row of a tensor with Triton's leading batch dimension, as a view: [1, n] to [n].
 
     Args:
-        name: What error messages call the tensor.
-        values: [1, n].
-        dtype: That it must have.
-
-    Returns:
-        [n], a view.
+        name: The tensor's name in error messages.
 
     Raises:
         RequestError: It has another shape or dtype.
@@ -84,7 +72,7 @@ def check_ids(name: str, ids: Int32, vocab_size: int) -> None:
     """Check that every id is a row of the model's embedding, as those of added tokens are.
 
     Args:
-        name: What error messages call the tensor.
+        name: The tensor's name in error messages.
         ids: int32 [n].
         vocab_size: Rows of the embedding.
 

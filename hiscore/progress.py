@@ -14,7 +14,7 @@ Advance = Callable[[], None]
 
 
 def no_progress() -> None:
-    """Counts nothing, for who is not watched."""
+    """Count nothing: no launcher watches."""
 
 
 class Progress:
@@ -22,7 +22,6 @@ class Progress:
 
     Args:
         directory: The server's own, which the launcher reads.
-        model: The model's name.
     """
 
     def __init__(self, directory: Path, model: str) -> None:
@@ -40,7 +39,7 @@ class Progress:
 
 
 def read_progress(directory: Path, model: str) -> int:
-    """The sum over a model's processes, dead ones included: it changes if and only if one of them works."""
+    """Add up the counters of a model's processes, dead ones included: the sum moves if and only if one works."""
     return sum(int.from_bytes(file.read_bytes(), "little") for file in _files(directory, model).glob("*"))
 
 
