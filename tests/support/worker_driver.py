@@ -55,7 +55,7 @@ class Driver:
         self.blocks.allocate(sequence, needed)
         for start in range(0, len(tokens), cache_config.prefill_token_budget):
             part = tokens[start : start + cache_config.prefill_token_budget]
-            before, into = self.blocks.windows.enter_chunk(sequence, len(part))
+            before, into = self.blocks.windows.of_chunk(sequence, len(part))
             last = start + len(part) == len(tokens)
             chunk = PrefillChunk(
                 sequence.seq_index, part, start, sequence.staging_pages, sequence.host_pages, last, not sparse,
