@@ -15,15 +15,11 @@ from starlette.types import Receive
 
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, bad_request
 from hiscore.api.interruption import Interrupted, Interruptible
-from hiscore.api.null_fields import without_unknown_nulls
-from hiscore.api.whole_numbers import with_integers
 
 T = TypeVar("T")
 # Windows of zstd may have gigabytes; this is the most that a decoder must support (RFC 8878).
 MAX_WINDOW_BYTES = 2**23
 GZIP_WINDOW_BITS = 31
-# What msgspec says of bodies that may be read after all.
-MENDED = ("got `float`", "unknown field")
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int, timeout_s: float) -> bytes:
@@ -91,7 +87,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
 def decode(body: bytes, request_type: type[T]) -> T:
     """Read a JSON body as a typed request.
 
-    16.0 is an integer, as in JSON Schema. A field that is not known may be null.
+    A field that is not known may be null: OpenAI's client writes out what its caller has set to None.
 
     Raises:
         ApiError: It is not JSON, or not such a request; the message names the field.
@@ -103,9 +99,9 @@ def decode(body: bytes, request_type: type[T]) -> T:
         try:
             return msgspec.json.decode(body, type=request_type)
         except msgspec.ValidationError as error:
-            if not any(cause in str(error) for cause in MENDED):
+            if "unknown field" not in str(error):
                 raise
-        return msgspec.json.decode(_mended(body, request_type), type=request_type)
+        return msgspec.json.decode(_without_unknown_nulls(body, request_type), type=request_type)
     except msgspec.ValidationError as error:
         raise _not_such_a_request(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -138,10 +134,17 @@ def check_unique_keys(body: bytes) -> None:
         raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
 
 
-def _mended(body: bytes, request_type: Any) -> bytes:
+def is_given(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    """Tell whether a body has a field, and more in it than null."""
+    return name in fields and bytes(fields[name]) != b"null"
+
+
+def _without_unknown_nulls(body: bytes, request_type: Any) -> bytes:
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    fields = without_unknown_nulls(fields, request_type)
-    return msgspec.json.encode(with_integers(fields, request_type))
+    known = {field.encode_name for field in msgspec.structs.fields(request_type)}
+    return msgspec.json.encode(
+        {name: fields[name] for name in fields if name in known or is_given(fields, name)}
+    )
 
 
 async def _receive_all(receive: Receive, max_bytes: int) -> bytes:

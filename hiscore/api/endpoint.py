@@ -15,14 +15,13 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from hiscore.api.auth import Keys
-from hiscore.api.body import check_unique_keys, decode, read_body
+from hiscore.api.body import check_unique_keys, decode, is_given, read_body
 from hiscore.api.body_values import check_values
 from hiscore.api.encoding import off_loop
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
 from hiscore.api.events import DONE, HEADERS, EventStream, encoded, event
 from hiscore.api.interruption import Interrupted, Interruptible
 from hiscore.api.metrics import Metrics
-from hiscore.api.null_fields import is_given
 from hiscore.api.trace import follow
 from hiscore.settings import CANARY_ID, ApiBounds
 

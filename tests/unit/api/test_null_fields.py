@@ -40,11 +40,6 @@ def test_control_with_a_value_it_is_refused_by_name(
     assert not models.requests
 
 
-def test_beside_an_integer_written_as_a_float(client: TestClient) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 3.0, "guided_json": None}
-    assert client.post("/v1/chat/completions", json=body).status_code == 200
-
-
 def test_it_does_not_tell_the_wire_format(client: TestClient) -> None:
     pairs = client.post("/v1/score", json={"query": None, **PAIRS})
     assert [each["object"] for each in pairs.json()["data"]] == ["score"] * 2
