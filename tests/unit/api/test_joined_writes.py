@@ -9,8 +9,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from hiscore.api.joined_writes import JoinedWrites
-from hiscore.api.protocol import LimitedProtocol
+from hiscore.api.protocol import JoinedWrites, LimitedProtocol
 
 
 class Recorded(asyncio.Transport):
