@@ -25,7 +25,7 @@ from hiscore.api.logprobs import LogprobsReader
 from hiscore.api.metrics import Metrics
 from hiscore.api.models import Models
 from hiscore.api.openapi import describe
-from hiscore.api.relevance import Ranker
+from hiscore.api.relevance import Ranker, make_ranker
 from hiscore.api.routes import chat, completions, decisions, nim, pairs, rerank, score, systemone, tei
 from hiscore.api.sampling import Sampling
 from hiscore.api.wire import ModelNames
@@ -212,15 +212,15 @@ def _ranker(settings: ApiProcessSettings, models: Models) -> Ranker:
     limits = _limits(settings)
     if not (checkpoint / "tokenizer.json").is_file():
         log.warning("the checkpoint has no tokenizer.json: the API scores token ids alone")
-        return Ranker(models, None, limits)
+        return make_ranker(models, limits, None)
     template, labels = settings.prompt_template, settings.prompt_labels
     if config.get("model_type") in ENCODER_FAMILIES:
         if template or labels:
             raise ValueError("PROMPT_TEMPLATE and PROMPT_LABELS must not be set: an encoder reads no prompt")
-        return Ranker(models, PairPrompts(checkpoint), limits)
+        return make_ranker(models, limits, PairPrompts(checkpoint))
     prompts = make_prompts(checkpoint, template, labels, is_classifier(config.get("architectures")))
     log.info("rerank requests become prompts by the template %s", prompts.name)
-    return Ranker(models, prompts, limits)
+    return make_ranker(models, limits, prompts)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -15,8 +15,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from hiscore.api.auth import Keys
-from hiscore.api.body import check_unique_keys, decode, is_given, read_body
-from hiscore.api.body_values import check_values
+from hiscore.api.body import check_unique_keys, check_values, decode, is_given, read_body
 from hiscore.api.encoding import off_loop
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
 from hiscore.api.events import DONE, HEADERS, EventStream, encoded, event

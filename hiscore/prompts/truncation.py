@@ -38,7 +38,7 @@ NOTHING = Truncation()
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutPrompts:
     """Prompts, and what was cut for them.
 
     Attributes:
@@ -59,7 +59,7 @@ def cut_prompts(
     instruction: str | None,
     truncation: Truncation,
     limits: TokenLimits,
-) -> Cut:
+) -> CutPrompts:
     """Make prompts of texts that are cut as asked.
 
     Args:
@@ -104,7 +104,7 @@ def cut_prompts(
                 "asked for"
             )
     cut = [text != asked for text, asked in zip(documents, asked_documents, strict=True)]
-    return Cut(prompts, cut, list(queries) != list(asked_queries))
+    return CutPrompts(prompts, cut, list(queries) != list(asked_queries))
 
 
 def _check_size(

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from hiscore.api import body_values, endpoint
-from hiscore.api.body_values import count_values
+from hiscore.api import body as api_body
+from hiscore.api import endpoint
+from hiscore.api.body import count_values
 from tests.client.faulty_server import FaultyServer
 from tests.support.api_bodies import BODIES
 
@@ -37,7 +38,7 @@ def any_value(random: random.Random, depth: int) -> Any:
 
 
 def test_values_are_counted_as_a_parser_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_values, "PIECE_BYTES", 64)
+    monkeypatch.setattr(api_body, "PIECE_BYTES", 64)
     made = [any_value(random.Random(seed), 5) for seed in range(200)]
     assert max(map(values_of, made)) > 100
     for value in made:
@@ -48,7 +49,7 @@ def test_values_are_counted_as_a_parser_finds_them(monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The length of each body that is decoded; the least that is too much is small."""
-    monkeypatch.setattr(body_values, "MAX_VALUES", LEAST)
+    monkeypatch.setattr(api_body, "MAX_VALUES", LEAST)
     lengths = []
 
     def decode(body: bytes, request_type: Any) -> Any:
@@ -97,7 +98,7 @@ def test_what_stands_in_texts_is_not_counted(client: TestClient, decoded: list[i
 
 def test_what_others_send_is_far_from_the_limit() -> None:
     most = max(values_of(body) for bodies in BODIES.values() for body in bodies)
-    assert most < body_values.MAX_VALUES / 1_000
+    assert most < api_body.MAX_VALUES / 1_000
     # Items of 30 ids each, as many as fit the tokens of one call.
     items = msgspec.json.encode({**SCORE, "items": [[12345] * 30] * (4_000_000 // 30)})
-    assert count_values(items) < body_values.MAX_VALUES
+    assert count_values(items) < api_body.MAX_VALUES

@@ -12,7 +12,7 @@ import pytest
 
 from hiscore.api.errors import ApiError
 from hiscore.api.models import Models
-from hiscore.api.relevance import MIN_LOG, Ranker, Ranking, check_documents
+from hiscore.api.relevance import MIN_LOG, Ranking, check_documents, make_ranker
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
 from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits
 from hiscore.prompts.truncation import Truncation
@@ -38,7 +38,7 @@ def rank(
         models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
         query = options.pop("query", "a fruit")
         try:
-            return await Ranker(models, prompts, LIMITS).rank(query, documents, "id", **options)
+            return await make_ranker(models, LIMITS, prompts).rank(query, documents, "id", **options)
         finally:
             await models.close()
 
@@ -171,7 +171,7 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
 
     async def call(address: str, documents: list[str]) -> None:
         models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
-        work = asyncio.ensure_future(Ranker(models, slow, LIMITS).rank("a", documents, "id"))
+        work = asyncio.ensure_future(make_ranker(models, LIMITS, slow).rank("a", documents, "id"))
         while not work.done():
             others.set()
             await asyncio.sleep(0.01)
