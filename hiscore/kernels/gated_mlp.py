@@ -28,8 +28,8 @@ class Tile:
     """Added up at a time."""
     warps: int
     stages: int
-    programs: int
-    """Per multiprocessor."""
+    programs: int = 1
+    """Per multiprocessor, where programs stay there for several tiles."""
 
     def count(self, rows: int, outputs: int) -> int:
         """Tiles of a product."""

@@ -8,10 +8,10 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import experts as kernels
+from hiscore.kernels.gated_mlp import Tile
 from hiscore.kernels.scaled_fp8 import multiply_scaled_experts
 from hiscore.layers.moe import route, shared_mlp
 from hiscore.layers.scaled_fp8_triton import quantise
-from hiscore.layers.tile import Tile
 from hiscore.layers.weights import Experts, Scales
 
 ACTIVATIONS = {

@@ -5,8 +5,8 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import scaled_fp8 as kernels
+from hiscore.kernels.gated_mlp import Tile
 from hiscore.layers.fp8 import FP8
-from hiscore.layers.tile import Tile
 from hiscore.layers.weights import Scales
 
 STEP = Tile(16, 32, 128, warps=4, stages=4)

@@ -4,6 +4,7 @@ The config is read by transformers, whose classes fill in each family's defaults
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from hiscore.models.config_file import check_sizes, malformed_refused, of_texts,
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
-from hiscore.models.positions import rope_kinds
 from hiscore.models.quantization.schemes import in_fp8
 from hiscore.models.support import context_limit, is_classifier, unscorable
 from hiscore.models.text_towers import text_config
@@ -159,7 +159,7 @@ def from_config(whole: Any) -> Architecture:
         # transformers caps neither a classifier's logits nor those of a model of texts and images.
         logit_soft_cap=None if classifies or config is not whole else value(family.logit_soft_cap_key),
         windows=windows,
-        rope_kinds=rope_kinds(family, config, windows),
+        rope_kinds=_rope_kinds(family, config, windows),
         rotated_dim=int(head_dim * rotated_share),
         tied_head=bool(whole.tie_word_embeddings) and not classifies,
         experts=_experts(family, config),
@@ -218,3 +218,15 @@ def _windows(family: DecoderFamily, config: Any) -> tuple[int | None, ...]:
     if "sliding_attention" in kinds and config.sliding_window is None:
         raise UnsupportedCheckpoint("layer_types names sliding_attention, and there is no sliding_window")
     return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _rope_kinds(family: DecoderFamily, config: Any, windows: Sequence[int | None]) -> tuple[str | bool, ...]:
+    """Each layer's key in rope_parameters where there are several; else True for a layer that rotates."""
+    kinds = config.layer_types if family.ropes_by_layer_type else [True] * len(windows)
+    rotates: Sequence[Any] = [True] * len(windows)
+    if family.unrotated == "no_rope_layers":
+        rotates = config.no_rope_layers
+    # EXAONE 4 without windows rotates in all layers.
+    elif family.unrotated == "full_attention" and config.sliding_window is not None:
+        rotates = windows
+    return tuple(bool(turns) and kind for turns, kind in zip(rotates, kinds, strict=True))

@@ -30,11 +30,17 @@ from hiscore.device import PinnedArray, PinnedArrays
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
-from hiscore.prefill.input_layout import MAX_TAIL_ROWS, NO_ROWS, SCORED_STEP, InputLayout, pad_scored
+from hiscore.prefill.input_layout import (
+    MAX_TAIL_ROWS,
+    NO_ROWS,
+    SCORED_STEP,
+    InputLayout,
+    StaticInputs,
+    pad_scored,
+)
 from hiscore.prefill.interface import Runner, launch_all
 from hiscore.prefill.pools import Pools
 from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes, rows_between, slices_of
-from hiscore.prefill.static_inputs import StaticInputs
 
 log = logging.getLogger(__name__)
 

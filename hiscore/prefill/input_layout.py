@@ -1,14 +1,18 @@
-"""How the inputs of a forward on CUDA lie in one buffer, for each number of rows that has a graph."""
+"""Layout of a forward's inputs on CUDA in one buffer, for each number of rows with a graph, and the buffers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
-from hiscore.attention.metadata import NO_SLOT, Forward
+from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TileTables
 from hiscore.attention.tile_inputs import describe, most_described
+from hiscore.device import PinnedArray
 from hiscore.prefill.row_counts import MIN_ROWS
 
 ROW_FIELDS = 4
@@ -85,3 +89,53 @@ class InputLayout:
         rows, described = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
         ids, positions, angles, slot_mapping = rows.view(ROW_FIELDS, self.rows)
         return ids, positions, angles, slot_mapping, TileInputs(positions, described, context_slots, tables)
+
+
+class StaticInputs:
+    """The inputs that CUDA graphs read, of one forward at a time; forwards launched in turns have one each."""
+
+    def __init__(
+        self, largest: InputLayout, first_row: int, rows_per_tile: int, windowed: bool, device: torch.device
+    ) -> None:
+        """Allocate them.
+
+        Args:
+            largest: The layout of the largest forward.
+            first_row: Of the outputs.
+            rows_per_tile: Of attention's tiles.
+            windowed: Whether there are layers that keep a window only.
+            device: Where.
+        """
+        self.buffer = torch.zeros(largest.size, dtype=torch.int32, device=device)
+        self.tables = TileTables(largest.rows, rows_per_tile, device)
+        self.context_slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=device)
+        self.window_slots = torch.zeros_like(self.context_slots) if windowed else None
+        self.first_row = first_row
+        self._held = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep them from other forwards inside.
+
+        Raises:
+            RuntimeError: Another forward has slices left to launch.
+        """
+        if self._held:
+            raise RuntimeError("the inputs of a forward would be overwritten between two of its slices")
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def fill(self, buffer: PinnedArray, context_slots: PinnedArray, window_slots: PinnedArray) -> None:
+        """Copy a forward's inputs here; empty ones are not read."""
+        buffer.copy_to(self.buffer)
+        context_slots.copy_to(self.context_slots)
+        if self.window_slots is not None:
+            window_slots.copy_to(self.window_slots)
+
+    def clear(self, layout: InputLayout) -> None:
+        """No tiles and no slots: what is then launched reads and writes no real data."""
+        self.buffer.zero_()
+        self.buffer[(ROW_FIELDS - 1) * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT

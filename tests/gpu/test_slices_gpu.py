@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hiscore.prefill.cuda_runner import CudaRunner
+from hiscore.prefill.input_layout import StaticInputs
 from hiscore.prefill.row_counts import SHORT_ROWS
-from hiscore.prefill.static_inputs import StaticInputs
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.pending_scores import PendingScores, PendingSlice
 from hiscore.scoring.prefix_cache import PrefixCache

@@ -1,4 +1,4 @@
-"""`quant_method: gptq`: integer weights of AutoGPTQ and GPTQModel, with or without activation order."""
+"""Integer weights: `quant_method: gptq` of AutoGPTQ and GPTQModel, `awq` of AutoAWQ in its gemm layout."""
 
 import re
 from collections.abc import Mapping
@@ -10,6 +10,10 @@ from torch import Tensor
 from hiscore.models.quantization.base import Format
 from hiscore.models.quantization.schemes import gptq_rules
 from hiscore.models.quantization.unpacking import scale, unpack
+
+AWQ_BITS = 4
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Places of the eight outputs of a word: output i is its nibble AWQ_ORDER[i]."""
 
 
 class Gptq(Format):
@@ -53,3 +57,22 @@ def _in_order(of_group: Tensor, groups: int) -> bool:
     inputs = len(of_group)
     expected = torch.arange(inputs, device=of_group.device) * groups // inputs
     return inputs % groups == 0 and bool((of_group == expected).all())
+
+
+class Awq(Format):
+    """qweight and qzeros are packed along the outputs; weights are stored [in, out].
+
+    Source: `dequantize_gemm` of awq/utils/packing_utils.py in casper-hansen/AutoAWQ.
+    """
+
+    method = "awq"
+    companions = dict.fromkeys(("qweight", "qzeros", "scales"), "weight")
+
+    def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
+        values, zeros = _awq_order(parts["qweight"]), _awq_order(parts["qzeros"])
+        return scale(values, parts["scales"], zeros).t()
+
+
+def _awq_order(words: Tensor) -> Tensor:
+    of_words: Tensor = unpack(words, AWQ_BITS).unflatten(-1, (-1, len(AWQ_ORDER)))
+    return of_words[..., list(AWQ_ORDER)].flatten(-2)

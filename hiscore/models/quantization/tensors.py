@@ -16,11 +16,10 @@ from torch import Tensor
 
 from hiscore.models.cut import UNCUT, Cut, shape_of
 from hiscore.models.errors import UnsupportedCheckpoint
-from hiscore.models.quantization.awq import Awq
 from hiscore.models.quantization.base import Format
 from hiscore.models.quantization.compressed import CompressedTensors
 from hiscore.models.quantization.fp8 import Fp8
-from hiscore.models.quantization.gptq import Gptq
+from hiscore.models.quantization.gptq import Awq, Gptq
 from hiscore.models.quantization.mxfp4 import Mxfp4
 from hiscore.models.text_towers import text_config, text_tensor
 from hiscore.models.weight_files import INDEX, SINGLE, weight_files

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.prefill import row_counts
 from hiscore.prefill.cuda_runner import CudaRunner
-from hiscore.prefill.static_inputs import StaticInputs
+from hiscore.prefill.input_layout import StaticInputs
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.scorer import Scorer
