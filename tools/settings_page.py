@@ -21,7 +21,8 @@ HEAD = """\
 
 `make serve` takes settings from the environment or as make variables: `MODEL=... make serve` and
 `make serve MODEL=...` are the same. An empty variable counts as not set. A bad value ends the launcher with exit
-code 2 and a message that names the variable.
+code 2 and a message that names the variable. A variable that was a setting once is named in a warning, which says
+what to do in its place.
 """
 
 

@@ -1,6 +1,7 @@
 """``make serve``: the server in the foreground until a SIGTERM or a SIGINT."""
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -26,6 +27,7 @@ from hiscore.launcher.watchdog import POLL_SECONDS, Watchdog
 from hiscore.logs import LogFormat, configure
 from hiscore.models.support import servable
 from hiscore.settings import ServeSettings
+from hiscore.settings.retired import retired
 
 log = logging.getLogger("hiscore.launcher")
 
@@ -110,6 +112,8 @@ def main() -> int:
         settings = ServeSettings()
         log_format = settings.log_format
         configure(log_format, TEXT)
+        for name, advice in retired(os.environ).items():
+            log.warning("%s is set, and is not a setting any more: %s", name, advice)
         has_api = api.wanted(settings)
         if arguments.check:
             choice = choose(settings, check_digests=False)

@@ -2,12 +2,14 @@
 
 import argparse
 import difflib
+import os
 from collections.abc import Iterable
 
 import hiscore
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.versions import build_info
 from hiscore.settings import ServeSettings
+from hiscore.settings.retired import RETIRED, retired
 
 # Variables that make, the launcher or the libraries below it read, apart from settings.
 OTHERS = {"PYTHON", "VENV", "BIN", "CHECK", "TRITONSERVER", "TRITON_BACKENDS", "TRITON_LIBS", "TMPDIR"}
@@ -52,7 +54,12 @@ def check_variables(given: Iterable[str]) -> None:
         LaunchError: There is one; the message suggests what may have been meant.
     """
     settings = [name.upper() for name in ServeSettings.model_fields]
+    gone = retired(os.environ)
     for name in given:
+        if name in gone:
+            raise LaunchError(f"{name} is not a setting any more: {gone[name]}")
+        if name in RETIRED:
+            continue
         if name not in settings and name not in OTHERS and not name.startswith(PREFIXES):
             near = difflib.get_close_matches(name.upper(), [*settings, *OTHERS], n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists all settings"
