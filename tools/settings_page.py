@@ -6,13 +6,14 @@ usage: python tools/settings_page.py
 from collections.abc import Iterator
 from inspect import get_annotations
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
 from hiscore.settings.groups import Settings
 from hiscore.settings.serve import ServeSettings
+from hiscore.settings.words import shown_default, words_of
 
 HEAD = """\
 # Settings
@@ -23,14 +24,24 @@ HEAD = """\
 `make serve MODEL=...` are the same. An empty variable counts as not set. A bad value ends the launcher with exit
 code 2 and a message that names the variable. A variable that was a setting once is named in a warning, which says
 what to do in its place.
+
+`auto` chooses by the checkpoint and the machine, `off` does without.
 """
+FIRST = "You will set these"
+OFTEN_SET = (
+    "model", "models", "device", "dtype", "tensor_parallel", "max_context",
+    "bind_address", "http_port", "grpc_port", "metrics_port", "api_port", "tls_cert", "tls_key", "api_keys_file",
+    "max_queue", "queue_timeout_s", "query_cache_bytes", "host_kv_bytes", "device_kv_bytes", "max_streams",
+)  # fmt: skip
 
 
 def page() -> str:
-    """The whole page: one table per section, one row per setting."""
-    sections: dict[str, list[str]] = {}
-    for name, field in ServeSettings.model_fields.items():
-        sections.setdefault(_declared_in(name).section, []).append(_row(name, field))
+    """Write the whole page: the settings that people set, then a table for each section of the others."""
+    fields = ServeSettings.model_fields
+    sections = {FIRST: [_row(name, fields[name]) for name in OFTEN_SET]}
+    for name in fields:
+        if name not in OFTEN_SET:
+            sections.setdefault(_declared_in(name).section, []).append(_row(name, fields[name]))
     return HEAD + "".join(_table(section, rows) for section, rows in sections.items())
 
 
@@ -48,34 +59,37 @@ def _table(section: str, rows: list[str]) -> str:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    return f"| `{name.upper()}` | {_default(field)} | {_values(field)} | {field.description} |\n"
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.default
-    if value in (None, ""):
-        return "not set"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return f"| `{name.upper()}` | `{shown_default(field)}` | {_values(field)} | {field.description} |\n"
 
 
 def _values(field: FieldInfo) -> str:
-    """The values that a setting takes: its choices, or a type with its bounds; ``> 0`` is the only open bound."""
+    """Name the values that a setting takes: its words and choices, or a type with its bounds."""
+    words = [f"`{each.word}`" for each in words_of(field)]
     kinds = [kind for kind in _alternatives(field.annotation) if kind is not type(None)]
-    if kinds == [int]:
-        return _bounds(field.metadata)
-    named = {bool: "`true`, `false`", Path: "path", str: "text"}
-    return ", ".join(f"`{kind}`" if isinstance(kind, str) else named[kind] for kind in kinds)
+    if int in kinds:
+        bounds = _bounds([*field.metadata, *kinds])
+        # 0 has a word.
+        bounds = (
+            bounds.replace("0 or more", "1 or more")
+            if 0 in [each.value for each in words_of(field)]
+            else bounds
+        )
+        return ", ".join([*words, bounds])
+    named = {bool: "`on`, `off`", Path: "path", str: "text"}
+    return ", ".join([*words, *(f"`{kind}`" if isinstance(kind, str) else named[kind] for kind in kinds)])
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """The members of a Literal or a union, also one within the other, or the type itself."""
-    if not (members := get_args(annotation)):
-        yield annotation
+    """Give the members of a Literal or a union, also one within the other, or the type itself, and its bounds."""
+    if get_origin(annotation) is Annotated or not (members := get_args(annotation)):
+        yield from get_args(annotation) or [annotation]
+        return
     for member in members:
         yield from _alternatives(member)
 
 
 def _bounds(metadata: list[Any]) -> str:
+    """Name the bounds of a number; ``> 0`` is the only open one."""
     low = next(bound.ge if isinstance(bound, Ge) else 1 for bound in metadata if isinstance(bound, Ge | Gt))
     high = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
     return f"{low} or more" if high is None else f"{low} to {high}"

@@ -30,7 +30,7 @@ def read_defaults(checkpoint: Path) -> SamplingParams:
     try:
         params = parse_sampling_params(json.dumps(found))
     except RequestError as error:
-        raise ValueError(f"{path}: {error.message} (GENERATION_CONFIG=none ignores it)") from None
+        raise ValueError(f"{path}: {error.message} (GENERATION_CONFIG=off ignores it)") from None
     return replace(params, seed=NO_DEFAULTS.seed)
 
 

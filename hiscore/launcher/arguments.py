@@ -10,6 +10,7 @@ from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.versions import build_info
 from hiscore.settings import ServeSettings
 from hiscore.settings.retired import RETIRED, retired
+from hiscore.settings.words import shown_default
 
 # Variables that make, the launcher or the libraries below it read, apart from settings.
 OTHERS = {"PYTHON", "VENV", "BIN", "CHECK", "TRITONSERVER", "TRITON_BACKENDS", "TRITON_LIBS", "TMPDIR"}
@@ -40,11 +41,8 @@ def version() -> str:
 
 def settings_help() -> str:
     """A line for each setting: variable, default."""
-    lines = []
-    for name, field in ServeSettings.model_fields.items():
-        default = "" if field.default in (None, "") else f" (default: {field.default})"
-        lines.append(f"  {name.upper()}{default}")
-    return "\n".join(lines)
+    fields = ServeSettings.model_fields.items()
+    return "\n".join(f"  {name.upper()} (default: {shown_default(field)})" for name, field in fields)
 
 
 def check_variables(given: Iterable[str]) -> None:

@@ -45,7 +45,7 @@ def check_exposure(settings: ServeSettings, distribution: Distribution) -> None:
         raise LaunchError(
             f"BIND_ADDRESS {settings.bind_address} opens tritonserver ({installed}) to other machines, and "
             f"versions before {safe} (26.07) have known vulnerabilities: name a newer one in TRITONSERVER, keep "
-            "to 127.0.0.1 behind a gateway, or set ALLOW_KNOWN_CVES=1 where every caller is trusted"
+            "to 127.0.0.1 behind a gateway, or set ALLOW_KNOWN_CVES=on where every caller is trusted"
         )
 
 

@@ -1,11 +1,13 @@
 """What the HTTP API reads: `ApiSettings` by the launcher, `ApiProcessSettings` in its own process."""
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from hiscore.settings.groups import Limits, LogSettings, QueueSettings, Settings
+from hiscore.settings.groups import Limits, LogSettings, Port, QueueSettings, Settings
+from hiscore.settings.words import AUTO, AUTO_TEXT, OFF
 
 
 class ApiSettings(Settings):
@@ -13,47 +15,45 @@ class ApiSettings(Settings):
 
     section = "HTTP API"
 
-    api_port: int | None = Field(
+    api_port: Annotated[Port | None, OFF] = Field(
         default=8080,
-        ge=0,
-        le=65535,
-        description="the HTTP API; 0: any free port; set to nothing (`API_PORT=`): no API",
+        description="the HTTP API; 0: any free port; set to nothing (`API_PORT=`): off",
     )
-    api_address: str | None = Field(
-        default=None, description="address that the API listens on; not set: `BIND_ADDRESS`"
+    api_address: Annotated[str | None, AUTO] = Field(
+        default=None, description="address that the API listens on; auto: `BIND_ADDRESS`"
     )
-    api_backend: str | None = Field(
+    api_backend: Annotated[str | None, OFF] = Field(
         default=None,
         description="`host:port` of the gRPC endpoint of models that run elsewhere: only the API is started. "
         "`MODEL` must be the same checkpoint: its tokenizer and templates are used. "
         "`dns:///name:port`: all addresses of the name get requests in turn",
     )
     api_processes: PositiveInt = Field(default=1, description="processes that share the API's port")
-    api_model_names: str = Field(
+    api_model_names: Annotated[str, AUTO_TEXT] = Field(
         default="",
         description="names, separated by commas, that requests may give as `model`; the first is shown in "
-        "answers. Not set: the name of the checkpoint, and requests may give any",
+        "answers. auto: the name of the checkpoint, and requests may give any",
     )
-    api_keys_file: Path | None = Field(
-        default=None, description="file with one API key a line: callers must send one. Not set: no keys"
+    api_keys_file: Annotated[Path | None, OFF] = Field(
+        default=None, description="file with one API key a line: callers must send one"
     )
     api_max_body_bytes: PositiveInt = Field(
         default=32 * 2**20, description="bytes of a request's body, after decompression"
     )
-    prompt_template: str = Field(
+    prompt_template: Annotated[str, AUTO_TEXT] = Field(
         default="",
         description="how rerank requests become prompts: the name of a built-in template "
-        "([templates](api/rerank.md#templates)) or the path of a Jinja file. Not set: chosen by the checkpoint",
+        "([templates](api/rerank.md#templates)) or the path of a Jinja file. auto: chosen by the checkpoint",
     )
-    prompt_labels: str = Field(
+    prompt_labels: Annotated[str, AUTO_TEXT] = Field(
         default="",
-        description="the two texts, separated by a comma, whose tokens mean relevant and not relevant. Not set: "
+        description="the two texts, separated by a comma, whose tokens mean relevant and not relevant. auto: "
         "the template's own",
     )
-    calibration: Path | None = Field(
+    calibration: Annotated[Path | None, OFF] = Field(
         default=None,
         description="file of `hiscore calibrate`: temperatures by which answers of `/v1/decisions` and "
-        "`/v1/systemone` are calibrated. Not set: they are as the model gives them",
+        "`/v1/systemone` are calibrated. off: they are as the model gives them",
     )
 
 

@@ -15,7 +15,7 @@ IndexerDtype = Literal["auto", "fp8"]
 # Whether `decode` finds what sequences have left; "auto" is for it to say.
 PrefixCaching = Literal["auto"] | bool
 # Where `decode` takes defaults of request parameters from.
-GenerationConfig = Literal["none", "checkpoint"]
+GenerationConfig = Literal["off", "checkpoint"]
 
 __all__ = [
     "Device",

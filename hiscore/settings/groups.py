@@ -4,8 +4,9 @@ A group is what one model or several need together; `hiscore.settings.models` an
 groups by inheritance. Fields keep their names everywhere: ``max_items`` is the variable ``MAX_ITEMS``.
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from annotated_types import Ge, Le
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -27,8 +28,10 @@ from hiscore.settings.choices import (
     PrefixCaching,
     Selector,
 )
+from hiscore.settings.words import AUTO, AUTO_NUMBER, OFF_NUMBER, Word
 
 BOOLEAN = TypeAdapter(bool)
+Port = Annotated[int, Ge(0), Le(65_535)]
 
 
 class Settings(BaseModel):
@@ -75,11 +78,10 @@ class ContextLimit(Settings):
 
     section = "Limits of one call"
 
-    max_context: int | None = Field(
+    max_context: Annotated[PositiveInt | None, AUTO] = Field(
         default=None,
-        ge=1,
         description="tokens of the query and one item in scoring, of prompt and output in decoding; all pools are "
-        "sized for it ([memory](memory.md)). Not set: 32,768, or the checkpoint's context if that is smaller",
+        "sized for it ([memory](memory.md)). auto: 32,768, or the checkpoint's context if that is smaller",
     )
 
 
@@ -127,21 +129,19 @@ class ScoringSettings(Settings):
 
     section = "Scoring"
 
-    max_batch_tokens: int | None = Field(
+    max_batch_tokens: Annotated[Annotated[int, Ge(32)] | None, AUTO] = Field(
         default=None,
-        ge=32,
-        description="tokens per batch and per forward. Not set: 16,384 on a GPU, 2,048 on the CPU, where those "
+        description="tokens per batch and per forward. auto: 16,384 on a GPU, 2,048 on the CPU, where those "
         "take seconds",
     )
     max_queue_tokens: PositiveInt = Field(
         default=16_000_000,
         description="tokens of all waiting and running calls of the scorer before UNAVAILABLE",
     )
-    query_cache_bytes: int | None = Field(
+    query_cache_bytes: Annotated[NonNegativeInt | None, AUTO, OFF_NUMBER] = Field(
         default=None,
-        ge=0,
-        description="prefix cache: keys and values of recent queries, on each GPU of a scorer instance; 0: none. "
-        "Not set: 1 GiB, at most an eighth of its free memory. The pool is larger where a call that takes several "
+        description="prefix cache: keys and values of recent queries, on each GPU of a scorer instance. "
+        "auto: 1 GiB, at most an eighth of its free memory. The pool is larger where a call that takes several "
         "forwards needs it ([memory](memory.md))",
     )
 
@@ -151,9 +151,9 @@ class SamplingSettings(Settings):
 
     section = "Decoding"
 
-    generation_config: GenerationConfig = Field(
-        default="none",
-        description="defaults of `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty`: `none` is "
+    generation_config: Annotated[GenerationConfig, Word("none", "off")] = Field(
+        default="off",
+        description="defaults of `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty`: `off` is "
         "greedy, `checkpoint` takes what generation_config.json suggests",
     )
 
@@ -194,8 +194,8 @@ class CacheSettings(ContextLimit):
     prefix_cache: PrefixCaching = Field(
         default="auto",
         description="keep what sequences leave in the host pool until its memory is needed, so that prompts that "
-        "begin alike, as the turns of a conversation, prefill only what is new; `false`: nothing is kept. auto: "
-        "`true`. Nothing is kept of a checkpoint with "
+        "begin alike, as the turns of a conversation, prefill only what is new; `off`: nothing is kept. auto: "
+        "`on`. Nothing is kept of a checkpoint with "
         "[layers that keep a window only](memory.md#layers-with-a-sliding-window). "
         "[What callers learn](security.md#what-callers-can-learn-about-each-other) of each other's prompts",
     )
@@ -204,14 +204,14 @@ class CacheSettings(ContextLimit):
         validate_default=True,
         description="newest tokens whose offload may still be running, at most `SPARSE_TOP_K`",
     )
-    host_kv_bytes: NonNegativeInt = Field(
-        default=0, description="KV pool on the host, per GPU; 0: from the machine's memory"
+    host_kv_bytes: Annotated[NonNegativeInt, AUTO_NUMBER] = Field(
+        default=0, description="KV pool on the host, per GPU; auto: from the machine's memory"
     )
-    device_kv_bytes: NonNegativeInt = Field(
-        default=0, description="KV pool on the device; 0: from the device's memory"
+    device_kv_bytes: Annotated[NonNegativeInt, AUTO_NUMBER] = Field(
+        default=0, description="KV pool on the device; auto: from the device's memory"
     )
-    max_streams: NonNegativeInt = Field(
-        default=0, description="sequences that run at once; 0: 64 on a GPU, 32 on a CPU"
+    max_streams: Annotated[NonNegativeInt, AUTO_NUMBER] = Field(
+        default=0, description="sequences that run at once; auto: 64 on a GPU, 32 on a CPU"
     )
 
     @field_validator("prefix_cache", mode="before")
@@ -222,7 +222,7 @@ class CacheSettings(ContextLimit):
             if value != "auto":
                 BOOLEAN.validate_python(value)
         except ValidationError:
-            raise ValueError("must be auto, true or false") from None
+            raise ValueError("must be auto, on or off") from None
         return value
 
     @field_validator("device_buffer_size")

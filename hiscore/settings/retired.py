@@ -19,7 +19,7 @@ RETIRED = {
     "SERVER_MEMORY_BYTES": CONSTANT,
     "SHM_BYTES": CONSTANT,
     "SPIN": "docs/operations.md has a script that keeps cores awake",
-    "WATCHDOG": "set MAX_RESTARTS=0 for a server that exits",
+    "WATCHDOG": "set MAX_RESTARTS=off for a server that exits",
 }
 AS_BEFORE = {("BACKUP", "ring"), ("PREFILL_ATTENTION", "auto"), ("WATCHDOG", "restart")}
 """Values that ask for what there is."""

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
@@ -15,12 +15,14 @@ from hiscore.settings.groups import (
     Division,
     Limits,
     LogSettings,
+    Port,
     Precision,
     QueueSettings,
     SamplingSettings,
     ScoringSettings,
     Settings,
 )
+from hiscore.settings.words import AUTO_TEXT, OFF, OFF_NUMBER
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -34,10 +36,10 @@ class ModelChoice(Settings):
         default=DEFAULT_MODEL,
         description="the default model, a local Hugging Face style directory, or a hub id (`org/name`)",
     )
-    models: str = Field(
+    models: Annotated[str, AUTO_TEXT] = Field(
         default="",
         description="models to load, separated by commas: `score`, `tokenizer`, `scorer`, `decode`; "
-        "not set: all that the checkpoint can serve",
+        "auto: all that the checkpoint can serve",
     )
     device: Device = Field(default="auto", description="auto: a GPU if there is one")
 
@@ -51,22 +53,20 @@ class Network(Settings):
     allow_known_cves: bool = Field(
         default=False, description="allow other addresses than loopback with a Triton older than 26.07"
     )
-    tls_cert: Path | None = Field(
+    tls_cert: Annotated[Path | None, OFF] = Field(
         default=None,
         description="PEM file: TLS for gRPC and the HTTP API. Triton's HTTP, for which there is none, then stays "
         "on loopback",
     )
-    tls_key: Path | None = Field(default=None, description="PEM file: the certificate's key")
-    tls_client_ca: Path | None = Field(
+    tls_key: Annotated[Path | None, OFF] = Field(default=None, description="PEM file: the certificate's key")
+    tls_client_ca: Annotated[Path | None, OFF] = Field(
         default=None, description="PEM file: only callers with a certificate of this CA are let in"
     )
-    http_port: int = Field(default=8000, ge=0, le=65535, description="Triton's HTTP; 0: any free port")
-    grpc_port: int = Field(default=8001, ge=0, le=65535, description="Triton's gRPC; 0: any free port")
-    metrics_port: int = Field(default=8002, ge=0, le=65535, description="Triton's metrics; 0: any free port")
-    health_port: int | None = Field(
+    http_port: Port = Field(default=8000, description="Triton's HTTP; 0: any free port")
+    grpc_port: Port = Field(default=8001, description="Triton's gRPC; 0: any free port")
+    metrics_port: Port = Field(default=8002, description="Triton's metrics; 0: any free port")
+    health_port: Annotated[Port | None, OFF] = Field(
         default=None,
-        ge=0,
-        le=65535,
         description="the launcher's own `/livez`, `/readyz` and `/metrics`; 0: any free port",
     )
 
@@ -74,7 +74,7 @@ class Network(Settings):
 class TraceSettings(LogSettings):
     """Where traces go."""
 
-    trace_url: str | None = Field(
+    trace_url: Annotated[str | None, OFF] = Field(
         default=None,
         description="collector of OpenTelemetry traces (OTLP over HTTP), such as `http://host:4318/v1/traces`",
     )
@@ -118,13 +118,13 @@ class FaultHandling(Settings):
 
     section = "Faults"
 
-    max_restarts: NonNegativeInt = Field(
+    max_restarts: Annotated[NonNegativeInt, OFF_NUMBER] = Field(
         default=5,
         description="restarts within ten minutes when a model dies or hangs; after that, exit with code 1",
     )
-    canary_seconds: NonNegativeInt = Field(
+    canary_seconds: Annotated[NonNegativeInt, OFF_NUMBER] = Field(
         default=30,
-        description="seconds without work after which a model is sent a canary; 0: never. It has twice as many to "
+        description="seconds without work after which a model is sent a canary. It has twice as many to "
         "answer, which must be more than a batch takes on a GPU, a layer on a CPU",
     )
 

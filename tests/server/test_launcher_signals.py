@@ -140,7 +140,10 @@ def test_a_killed_launcher_takes_its_server_along(tiny_llama: Path, tmp_path: Pa
 
 
 def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) -> None:
-    with launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer", MAX_RESTARTS="0") as (process, _):
+    with launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer", MAX_RESTARTS="off") as (
+        process,
+        _,
+    ):
         name, pid = server_below(process.pid)
         os.kill(pid, signal.SIGKILL)
         assert process.wait(TIMEOUT_S) == 1
@@ -152,7 +155,7 @@ def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) 
 def test_a_model_that_dies_ends_the_server_and_no_caller_waits(tiny_llama: Path, tmp_path: Path) -> None:
     """Triton 2.51 would go on, report ready, and never answer the calls in flight."""
     with (
-        launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer", MAX_RESTARTS="0") as (
+        launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer", MAX_RESTARTS="off") as (
             process,
             address,
         ),

@@ -32,7 +32,7 @@ DECODE: dict[str, Any] = {"checkpoint": "/a", "selector": "quest"}
         ({"device_kv_bytes": -1}, "device_kv_bytes", "greater than or equal to 0"),
         ({"quest_dense_layers": -1}, "quest_dense_layers", "greater than or equal to 0"),
         ({"max_streams": -1}, "max_streams", "greater than or equal to 0"),
-        ({"prefix_cache": "maybe"}, "prefix_cache", "must be auto, true or false"),
+        ({"prefix_cache": "maybe"}, "prefix_cache", "must be auto, on or off"),
     ],
 )
 @pytest.mark.parametrize("settings", [ServeSettings, DecodeSettings])
@@ -87,6 +87,42 @@ def test_a_prefix_cache_is_on_or_off_or_for_the_checkpoint_to_say(
     assert read is value or read == value == "auto"
     directory = written(tmp_path, COMPLETE["decode"] | {"prefix_cache": read})
     assert from_model_directory(DecodeSettings, directory).prefix_cache == value
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "value"),
+    [
+        ("MODELS", "auto", ""),
+        ("MAX_CONTEXT", "auto", None),
+        ("MAX_BATCH_TOKENS", "auto", None),
+        ("QUERY_CACHE_BYTES", "auto", None),
+        ("QUERY_CACHE_BYTES", "off", 0),
+        ("HOST_KV_BYTES", "auto", 0),
+        ("MAX_STREAMS", "auto", 0),
+        ("API_PORT", "off", None),
+        ("API_PORT", "", None),
+        ("API_ADDRESS", "auto", None),
+        ("API_KEYS_FILE", "off", None),
+        ("TRACE_URL", "off", None),
+        ("CANARY_SECONDS", "off", 0),
+        ("MAX_RESTARTS", "off", 0),
+        ("GENERATION_CONFIG", "off", "off"),
+        ("GENERATION_CONFIG", "none", "off"),  # of the past
+        ("PROMPT_TEMPLATE", "auto", ""),
+    ],
+)
+def test_words_say_what_is_chosen_and_what_is_off(
+    name: str, word: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, word)
+    assert getattr(ServeSettings(), name.lower()) == value
+
+
+@pytest.mark.parametrize(("name", "word"), [("MAX_CONTEXT", "off"), ("CANARY_SECONDS", "auto")])
+def test_control_no_other_word_is_read(name: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, word)
+    with pytest.raises(ValidationError, match=name.lower()):
+        ServeSettings()
 
 
 @pytest.mark.parametrize(("port", "allowed"), [(-1, False), (0, True), (65_535, True), (65_536, False)])
@@ -161,17 +197,19 @@ def test_the_page_names_every_setting_with_default_and_values() -> None:
     rows = [line for line in page().splitlines() if line.startswith("| `")]
     assert sorted(row.split("`")[1] for row in rows) == sorted(map(str.upper, ServeSettings.model_fields))
     starts = {row.split("`")[1]: row for row in rows}
-    assert starts["TLS_CERT"].startswith("| `TLS_CERT` | not set | path |")
+    assert starts["TLS_CERT"].startswith("| `TLS_CERT` | `off` | `off`, path |")
     assert starts["HTTP_PORT"].startswith("| `HTTP_PORT` | `8000` | 0 to 65535 |")
-    assert starts["HEALTH_PORT"].startswith("| `HEALTH_PORT` | not set | 0 to 65535 |")
+    assert starts["HEALTH_PORT"].startswith("| `HEALTH_PORT` | `off` | `off`, 0 to 65535 |")
     assert starts["MAX_ITEMS"].startswith("| `MAX_ITEMS` | `10000` | 1 or more |")
-    assert starts["CANARY_SECONDS"].startswith("| `CANARY_SECONDS` | `30` | 0 or more |")
-    assert starts["ALLOW_KNOWN_CVES"].startswith("| `ALLOW_KNOWN_CVES` | `false` | `true`, `false` |")
-    assert starts["GENERATION_CONFIG"].startswith("| `GENERATION_CONFIG` | `none` | `none`, `checkpoint` |")
-    assert starts["PREFIX_CACHE"].startswith("| `PREFIX_CACHE` | `auto` | `auto`, `true`, `false` |")
-    assert starts["MODELS"].startswith("| `MODELS` | not set | text |")
+    assert starts["CANARY_SECONDS"].startswith("| `CANARY_SECONDS` | `30` | `off`, 1 or more |")
+    assert starts["ALLOW_KNOWN_CVES"].startswith("| `ALLOW_KNOWN_CVES` | `off` | `on`, `off` |")
+    assert starts["GENERATION_CONFIG"].startswith("| `GENERATION_CONFIG` | `off` | `off`, `checkpoint` |")
+    assert starts["PREFIX_CACHE"].startswith("| `PREFIX_CACHE` | `auto` | `auto`, `on`, `off` |")
+    assert starts["MODELS"].startswith("| `MODELS` | `auto` | `auto`, text |")
     sections = re.findall("^## (.*)$", page(), re.MULTILINE)
     assert sections == list(dict.fromkeys(sections))
+    assert sections[0] == "You will set these"
+    assert page().partition("\n## Model and device")[0].count("\n| `") == 20
     assert "Decoding" in sections
 
 

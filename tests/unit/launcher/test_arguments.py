@@ -64,7 +64,7 @@ def test_what_is_read_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "advice"),
     [
-        ("WATCHDOG", "exit", "set MAX_RESTARTS=0 for a server that exits"),
+        ("WATCHDOG", "exit", "set MAX_RESTARTS=off for a server that exits"),
         ("BACKUP", "blocking", "new keys and values are always offloaded by the ring"),
         ("BACKUP", "ring", ""),
         ("SPIN", "", ""),
