@@ -30,8 +30,7 @@ from perf.machine.gpu_idle import Idle, profiled
 from perf.machine.interleave import ArmResult, interleave
 from perf.models import checkpoints
 from perf.scoring import ablation_groups
-from perf.scoring.ablation_groups import Arm, Batch, Group
-from perf.scoring.ablation_sizes import CPU, GPU, Sizes
+from perf.scoring.ablation_groups import CPU, GPU, Arm, Batch, Group, Sizes
 from perf.script import arguments, by_comma, write_json
 
 # Float32: the contract's tolerance. Bfloat16 rounds differently in products of other sizes: the project's bound

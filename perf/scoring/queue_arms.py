@@ -1,16 +1,19 @@
 """Arms of mixed_lengths: orders of the queue and paces of launches, and what was done under each."""
 
 import gc
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 from hiscore.arrays import Float64
+from hiscore.device import PinnedArray, Uploads
+from hiscore.scoring import scorer
 from hiscore.scoring.batched_scorer import BatchedScorer
-from hiscore.scoring.pending_scores import BatchStats
+from hiscore.scoring.pending_scores import BatchStats, PendingScores
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from hiscore.serving import batcher as batcher_module
@@ -21,7 +24,40 @@ from hiscore.serving.launch import launch_rest
 from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.launched_batch import LaunchedBatch
 from hiscore.serving.request_order import OpenBatch, Request, RequestOrder
-from perf.scoring import host_parts
+
+PARTS: dict[str, list[tuple[Any, str]]] = {
+    "pack": [(scorer, "pack")],
+    "upload": [(PinnedArray, "copy_to"), (PinnedArray, "to"), (Uploads, "_send")],
+    "launch": [(BatchedScorer, "launch")],
+    "collect": [(PendingScores, "_read")],
+}
+"""Functions that do each part. "launch" holds the two before it, which are taken out again."""
+
+
+@contextmanager
+def timed(seconds: defaultdict[str, float]) -> Iterator[None]:
+    """Add up the seconds of each part inside, on whatever thread."""
+    inside: defaultdict[str, float] = defaultdict(float)
+    with ExitStack() as stack:
+        for part, places in PARTS.items():
+            for owner, name in places:
+                timed_one = _timed(getattr(owner, name), part, inside)
+                stack.enter_context(mock.patch.object(owner, name, timed_one))
+        yield
+    inside["launch"] -= inside["pack"] + inside["upload"]
+    for part, spent in inside.items():
+        seconds[part] += spent
+
+
+def _timed(function: Callable[..., Any], part: str, seconds: defaultdict[str, float]) -> Callable[..., Any]:
+    def measured(*arguments: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            seconds[part] += time.perf_counter() - begin
+
+    return measured
 
 
 class FirstCome(RequestOrder[Request]):
@@ -72,7 +108,7 @@ class Arm:
         took: Seconds of each call, by window.
         launch_s: Spent by the host in launches.
         answer_s: And in answers.
-        parts: Seconds of the host by part: see `host_parts`.
+        parts: Seconds of the host by part: see `PARTS`.
     """
 
     took: list[Float64] = field(default_factory=list)
@@ -102,7 +138,7 @@ def serving(
         batcher = Batcher(model(scorer, arm.count), limits)
     gc.collect()
     gc.freeze()  # as the model does after its start
-    with host_parts.timed(arm.parts):
+    with timed(arm.parts):
         yield batcher
         batcher.close()
     gc.unfreeze()

@@ -38,7 +38,7 @@ from perf.models import checkpoints
 from perf.models.geometries import GEOMETRIES
 from perf.scoring import serving_table
 from perf.scoring.serving_steps import ServingSteps, cost_of_text
-from perf.scoring.serving_targets import saturation, verdicts
+from perf.scoring.serving_table import saturation, verdicts
 from perf.script import arguments, write_json
 
 DEFAULT = "qwen3-0.6b"

@@ -7,7 +7,7 @@ import torch
 from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache
 from hiscore.settings import CacheSettings
 from perf.decoding.arms import PLENTY
-from perf.decoding.device_bytes import model_shape, request_bytes
+from perf.decoding.oversubscribed import model_shape, request_bytes
 from perf.models.geometries import GEOMETRIES
 
 

@@ -10,8 +10,7 @@ import torch
 
 from perf.decoding.arms import shared_weights
 from perf.models import random_checkpoint as geometry
-from perf.quality.selection import Variant, divergence, measure, variants
-from perf.quality.selection_report import markdown
+from perf.quality.selection import Variant, divergence, markdown, measure, variants
 from perf.quality.selection_tasks import Task
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
-from perf.scoring.ablation_groups import Arm, Group, groups
-from perf.scoring.ablation_sizes import CPU
+from perf.scoring.ablation_groups import CPU, Arm, Group, groups
 from perf.scoring.ablations import check
 
 # Float32 sums in another order; scores are probabilities.

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perf.scoring.serving_steps import cost_of_text
-from perf.scoring.serving_targets import saturation, verdicts
+from perf.scoring.serving_table import saturation, verdicts
 
 
 def point(name: str, group: str = "closed", **more: Any) -> Any:
