@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from hiscore.arrays import Int32
-from hiscore.decoding.block_pool import BlockPool
+from hiscore.decoding.block_pool import BlockPool, Release
 from hiscore.decoding.device_pool import DevicePool
 from hiscore.decoding.host_pool import HostPool
 from hiscore.decoding.interface.cache_config import CacheConfig
@@ -22,12 +22,11 @@ from hiscore.decoding.page_needs import (
     device_pages_of,
     kept_pages_of,
     pages_needed,
+    spilled_order,
 )
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, Found
 from hiscore.decoding.prompt_pages import PromptPages
-from hiscore.decoding.schedule import Release
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.spilling import spilled_order
 from hiscore.decoding.windows import Windows
 
 

@@ -1,5 +1,7 @@
 """A pool of numbered blocks: all or nothing, and none to two owners. Bookkeeping only: no tensor, no device."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hiscore.arrays import Int32
@@ -59,3 +61,18 @@ class BlockPool:
         self._allocated[blocks] = False
         self._stack[self._num_free : self._num_free + len(blocks)] = blocks[::-1]
         self._num_free += len(blocks)
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a sequence has freed.
+
+    Attributes:
+        seq_index: -1 if it held none.
+        host: int32 [n]: pages of the host pool that hold nothing for anyone any more.
+        device: int32 [n]: pages of the device buffer, likewise.
+    """
+
+    seq_index: int
+    host: Int32
+    device: Int32

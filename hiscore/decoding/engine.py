@@ -10,18 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hiscore.decoding.deadlines import Deadlines
-from hiscore.decoding.in_flight import InFlight
-from hiscore.decoding.inbox import Inbox
+from hiscore.decoding.batch import make_admission
+from hiscore.decoding.inbox import Deadlines, Inbox
 from hiscore.decoding.interface.logprobs import TokenLogprobs
-from hiscore.decoding.interface.worker import NOT_FINITE, Worker
-from hiscore.decoding.launching import fail_each, launch
+from hiscore.decoding.interface.worker import NOT_FINITE, PendingForward, Worker
 from hiscore.decoding.masks import MaskThreads
 from hiscore.decoding.page_needs import check_fits, fill_max_tokens
 from hiscore.decoding.preemption import PreemptionPolicy
+from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.scheduler import Scheduler
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.stats import EngineStats, Tally
@@ -31,6 +30,29 @@ from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.serving.load_board import LoadBoard
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A step or a prefill that is being computed.
+
+    Attributes:
+        launched: Gives the result.
+        sequences: All of its sequences.
+        sampled: Those for which the result has a token, in its order.
+        prompt_tokens: Tokens that it prefills; 0 for a step.
+    """
+
+    launched: PendingForward
+    sequences: list[Sequence]
+    sampled: list[Sequence]
+    prompt_tokens: int = 0
+
+    @property
+    def failed(self) -> list[tuple[Sequence, Exception]]:
+        """Sequences that failed at the launch: they must end before another launch has a row for them."""
+        failures = self.launched.failures
+        return [(each, failures[each.seq_index]) for each in self.sequences if each.seq_index in failures]
 
 
 class DecodeEngine:
@@ -135,7 +157,7 @@ class DecodeEngine:
         busy = True
         while self._receive(poll=not busy):
             schedule = self._scheduler.schedule(self._worker.drained)
-            launched = launch(self._worker, schedule, self._fail_only)
+            launched = self._launch(schedule)
             self.times.leave_queue(schedule.prefilling)
             self._update_room()
             # The device is busy with this iteration: time for what nobody waits for, and to read the one before.
@@ -144,6 +166,45 @@ class DecodeEngine:
                 self._collect(entry)
             busy = bool(in_flight or launched)
             in_flight = launched
+
+    def _launch(self, schedule: Schedule) -> list[InFlight]:
+        """Launch an iteration, the step first: running sequences wait for nobody who starts.
+
+        A launch that fails ends the sequences that it was for, and nothing else.
+
+        Returns:
+            The step and the prefill, as far as there are any: their results have yet to be read.
+        """
+        launched: list[InFlight] = []
+        for release in schedule.releases:
+            self._worker.release(release.seq_index, release.host, release.device)
+        if schedule.decode_batch is not None:
+            with self._fail_only(schedule.stepped, launching=True):
+                if schedule.growths:
+                    self._worker.grow(schedule.growths)
+                step = self._worker.step(schedule.decode_batch)
+                launched.append(InFlight(step, schedule.stepped, schedule.stepped))
+                self._fail_each(launched[-1].failed)
+        for sequence in schedule.resumed:
+            with self._fail_only([sequence]):
+                self._worker.restore(
+                    sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages,
+                    sequence.restored_pages,
+                )  # fmt: skip
+        for sequence, prefix in schedule.fetched:
+            with self._fail_only([sequence]):
+                self._worker.fetch(prefix)
+        if schedule.sampling is not None:
+            with self._fail_only(schedule.prefilling, launching=True):
+                prefill = self._worker.prefill(schedule.chunks, schedule.sampling)
+                prompt_tokens = sum(len(chunk.tokens) for chunk in schedule.chunks)
+                launched.append(InFlight(prefill, schedule.prefilling, schedule.completed, prompt_tokens))
+                self._fail_each(launched[-1].failed)
+        for sequence in schedule.admitted:
+            if not sequence.ended:
+                with self._fail_only([sequence]):
+                    self._worker.admit(make_admission(sequence))
+        return launched
 
     def _receive(self, poll: bool) -> bool:
         """Take in new calls, cancellations and timeouts; False if there is nothing left to do, ever."""
@@ -157,7 +218,7 @@ class DecodeEngine:
         for reply_to in cancelled:
             if (ending := self._live.get(id(reply_to))) is not None:
                 self._cancel(ending)
-        fail_each(self._masks.collect(), self._fail_only)
+        self._fail_each(self._masks.collect())
         for sequence, late in self._deadlines.expired(time.monotonic(), self._live):
             if sequence.status is Status.WAITING:
                 self._tally.count_rejection("late")
@@ -251,3 +312,9 @@ class DecodeEngine:
                     sequence.has_failed = True  # what it still had in flight is of no use to others
                 else:
                     self._end(sequence, answer)
+
+    def _fail_each(self, failed: list[tuple[Sequence, Exception]]) -> None:
+        """End sequences, each with its own error."""
+        for sequence, error in failed:
+            with self._fail_only([sequence]):
+                raise error

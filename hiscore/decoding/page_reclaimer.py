@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 
 from hiscore.decoding.block_manager import BlockManager
+from hiscore.decoding.block_pool import Release
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.page_needs import NOTHING, PagesNeeded
 from hiscore.decoding.preemption import newest
 from hiscore.decoding.queues import Queues
-from hiscore.decoding.schedule import Release, Schedule
+from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.spilling import to_recall, to_spill
 

@@ -11,11 +11,8 @@ and the steps of running sequences.
 
 from collections.abc import Iterable
 
-from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.cache_config import SHARED_TOKENS, CacheConfig
 from hiscore.decoding.sequence import Sequence
-
-SHARED_TOKENS = 4_096
-"""At most so many in a forward for which others would wait."""
 
 
 def share_forward(

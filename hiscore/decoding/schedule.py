@@ -2,26 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from hiscore.arrays import Int32
+from hiscore.decoding.block_pool import Release
 from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import DecodeBatch, Growth, PrefillChunk
 from hiscore.decoding.sequence import Sequence
-
-
-@dataclass(frozen=True)
-class Release:
-    """What a sequence has freed.
-
-    Attributes:
-        seq_index: -1 if it held none.
-        host: int32 [n]: pages of the host pool that hold nothing for anyone any more.
-        device: int32 [n]: pages of the device buffer, likewise.
-    """
-
-    seq_index: int
-    host: Int32
-    device: Int32
 
 
 @dataclass

@@ -15,13 +15,14 @@ import numpy as np
 
 from hiscore.decoding.batch import make_decode_batch, make_prefill_chunk, make_sampling_batch
 from hiscore.decoding.block_manager import BlockManager
+from hiscore.decoding.block_pool import Release
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.page_reclaimer import PageReclaimer
 from hiscore.decoding.preemption import PreemptionPolicy, newest
 from hiscore.decoding.prefill_shares import share_forward
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, PrefixCache
 from hiscore.decoding.queues import Queues, by_age
-from hiscore.decoding.schedule import Release, Schedule
+from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.starvation import StarvationGuard
 

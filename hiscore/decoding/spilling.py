@@ -8,9 +8,6 @@ still generate, so that it is not soon spilled once more; the shortest first, on
 
 from collections.abc import Iterable
 
-import numpy as np
-
-from hiscore.arrays import Int32
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.sequence import Sequence
 
@@ -34,29 +31,6 @@ def to_recall(running: Iterable[Sequence], free: int, cache_config: CacheConfig)
         return None
     pages = -(-(first.length + first.tokens_left + 1) // cache_config.page_size) + cache_config.block_pages
     return first if min(pages, cache_config.max_pages) - len(first.device_pages) <= free else None
-
-
-def spilled_order(pages: int, device_pages: Int32, lru_pages: int, ring_pages: int) -> tuple[Int32, int]:
-    """Number the device pages of a resident sequence anew, as LRU area and ring, before its next page begins.
-
-    Args:
-        pages: Pages that it has, all full; at most as many as a buffer has.
-        device_pages: int32 [buffer pages]: the first ones hold these, in order; the others nothing.
-        lru_pages: Pages of the LRU area.
-        ring_pages: Pages of the ring.
-
-    Returns:
-        Its device pages in their new order, int32 [buffer pages], and how many of its first pages are in the LRU
-        area, in order.
-    """
-    # The next page takes its place in the ring.
-    in_ring = np.arange(max(0, pages - ring_pages + 1), pages)
-    spilled = min(lru_pages, pages - len(in_ring))
-    order = np.full(lru_pages + ring_pages, -1, np.int32)
-    order[:spilled] = device_pages[:spilled]
-    order[lru_pages + in_ring % ring_pages] = device_pages[in_ring]
-    order[order < 0] = device_pages[~np.isin(device_pages, order)]
-    return order, spilled
 
 
 def _tokens(sequence: Sequence) -> int:

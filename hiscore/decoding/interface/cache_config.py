@@ -6,6 +6,9 @@ from typing import Literal
 STAGING_PAGE_SIZE = 16
 """Tokens per page of staging, in which prompts are prefilled."""
 
+SHARED_TOKENS = 4_096
+"""Tokens of a prefill forward for which other sequences would wait, at most."""
+
 PromptPool = Literal["staging", "buffers", "dense"]
 """What staging is: a pool of its own, or the pages that a sequence keeps anyway, in the device buffers or in the
 dense layers. A sequence that keeps fewer pages than its prompt has borrows others of the buffers meanwhile."""

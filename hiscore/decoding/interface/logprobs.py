@@ -29,7 +29,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def unpack(packed: Int64, sampling: SamplingBatch | None) -> dict[int, TokenLogprobs]:
-    """Read `hiscore.decoding.worker.token_logprobs.pack_logprobs` on the host.
+    """Read `hiscore.decoding.worker.token_sampler.pack_logprobs` on the host.
 
     Args:
         packed: int64 [n]; if no row reports any, it may hold anything.

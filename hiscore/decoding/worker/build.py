@@ -7,12 +7,11 @@ from pathlib import Path
 
 import torch
 
-from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE
+from hiscore.decoding.interface.cache_config import SHARED_TOKENS, STAGING_PAGE_SIZE
 from hiscore.decoding.interface.worker import Worker
 from hiscore.decoding.memory.model_sizes import bytes_of_rank, forward_bytes, is_latent, read_shape
 from hiscore.decoding.memory.plan import PrefillInputs, memory_budget, plan_memory, prefill_inputs
 from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
-from hiscore.decoding.prefill_shares import SHARED_TOKENS
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.parts import Parts, load_parts, worker_of_parts
 from hiscore.decoding.worker.worker import CacheWorker

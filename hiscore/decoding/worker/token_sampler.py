@@ -1,5 +1,7 @@
 """Everything between a launch's logits and its tokens: biases, penalties, the draw and log-probabilities."""
 
+import logging
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -8,11 +10,13 @@ from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.interface.sampling_batch import ROWS_AT_ONCE, LogitBias, Masks, SamplingBatch
-from hiscore.decoding.worker.row_failures import error_of, launch_for
 from hiscore.decoding.worker.sampler import greedy, sample_batch
 from hiscore.decoding.worker.token_counts import TokenCounts
-from hiscore.decoding.worker.token_logprobs import pack_logprobs
 from hiscore.device import upload
+from hiscore.errors import Code, RequestError
+from hiscore.serving.device_loss import is_device_lost
+
+log = logging.getLogger(__name__)
 
 
 class Sampled(NamedTuple):
@@ -148,3 +152,68 @@ def apply_masks(logits: Tensor, masks: Masks) -> None:
     own[:, allowed.shape[1] :] = -torch.inf
     own[:, : allowed.shape[1]].masked_fill_(~allowed, -torch.inf)
     logits.index_copy_(0, rows, own)
+
+
+def pack_logprobs(logits: Tensor, chosen: Tensor, alternatives: int) -> Tensor:
+    """The log-probabilities of tokens and of the likeliest ones, packed for one copy to the host.
+
+    Args:
+        logits: float32 [P, V], as the model gave them.
+        chosen: int64 [P].
+        alternatives: K; a vocabulary that is smaller repeats its last.
+
+    Returns:
+        int64 [P * (1 + 2 K)]: for each row the bits of K + 1 float64 values, the chosen token's first, then K ids.
+    """
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    top, ids = logits.topk(min(alternatives, logits.shape[-1]))
+    if (lacking := alternatives - ids.shape[-1]) > 0:
+        top = torch.cat((top, top[:, -1:].expand(-1, lacking)), -1)
+        ids = torch.cat((ids, ids[:, -1:].expand(-1, lacking)), -1)
+    values = torch.cat((logits.gather(-1, chosen[:, None]), top), -1) - normaliser
+    return torch.cat((values.double().view(torch.int64), ids), -1).flatten()
+
+
+def launch_for(
+    rows: Iterable[int], launch: Callable[[list[int]], None], failures: dict[int, Exception]
+) -> None:
+    """Launch for all rows at once; if that fails, for each alone.
+
+    Args:
+        rows: Of a batch; those that have failed before are left out.
+        launch: For some of the rows. If it raises it has changed nothing that it would not change again.
+        failures: By row: takes what a row raises alone.
+
+    Raises:
+        Exception: The device is lost.
+    """
+    going = [row for row in rows if row not in failures]
+    if not going or (error := error_of(lambda: launch(going))) is None:
+        return
+    if len(going) == 1:
+        failures[going[0]] = error
+        return
+    log.warning("%d rows cannot be sampled together, so each is alone: %s", len(going), error)
+    for row in going:
+        launch_for([row], launch, failures)
+
+
+def error_of(launch: Callable[[], None]) -> Exception | None:
+    """What a launch raises, as its caller may be told; nothing that it allocated is held any more.
+
+    Raises:
+        Exception: The device is lost: no row could be launched alone.
+    """
+    try:
+        launch()
+    except torch.OutOfMemoryError as lacking:
+        log.error("no memory to sample: %s", lacking)
+        return RequestError(
+            "there is no memory left for what this request's sampling needs", Code.UNAVAILABLE
+        )
+    except Exception as error:
+        if is_device_lost(error):
+            raise
+        log.exception("sampling fails")
+        return error.with_traceback(None)
+    return None

@@ -30,9 +30,8 @@ from hiscore.decoding.worker.admission import bring_to_staging, fill_from_stagin
 from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
 from hiscore.decoding.worker.host_copies import HostCopies
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
-from hiscore.decoding.worker.pending_result import PendingResult
 from hiscore.decoding.worker.restores import Restores
-from hiscore.decoding.worker.result_reader import ResultReader
+from hiscore.decoding.worker.result_reader import PendingResult, ResultReader
 from hiscore.decoding.worker.step_runner import Attends, StepRunner, feed
 from hiscore.decoding.worker.token_sampler import TokenSampler
 from hiscore.device import upload

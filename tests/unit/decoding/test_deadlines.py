@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hiscore.decoding.deadlines import Deadlines
+from hiscore.decoding.inbox import Deadlines
 from hiscore.decoding.interface.worker import NO_PAGES
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hiscore.decoding.prefill_shares import SHARED_TOKENS, share_forward
+from hiscore.decoding.interface.cache_config import SHARED_TOKENS
+from hiscore.decoding.prefill_shares import share_forward
 from tests.support.decode_worker import TINY
 from tests.unit.decoding.test_scheduler import sequence
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hiscore.decoding import scheduler as scheduler_module
 from hiscore.decoding.batch import make_admission
 from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.page_needs import spilled_order
 from hiscore.decoding.preemption import PreemptionPolicy
 from hiscore.decoding.prefix_cache import Found, PrefixCache
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.scheduler import MAX_OVERTAKEN, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Sequence, Status
-from hiscore.decoding.spilling import spilled_order
 from hiscore.decoding.stop_strings import StopChecker
 from tests.support.decode_worker import KINDS, TINY, preempt_after
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hiscore.decoding.worker.row_failures import launch_for
+from hiscore.decoding.worker.token_sampler import launch_for
 
 LOST = RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
 
