@@ -12,19 +12,16 @@ from hiscore.kernels.top_k import ALWAYS, float_key, kth_largest, select
 
 @triton.jit
 def score_tiles(
-    q, gates, index, key_scales, slots, tiles, scores, q_stride, gates_stride, width,
+    q, gates, index, slots, tiles, scores, q_stride, gates_stride, width,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr, FP8: tl.constexpr, FIELDS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    FIELDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Score tokens for tiles of rows: sum over heads of gate * relu(q . key). Grid: (tiles, blocks of N tokens).
 
     Args:
         q: [T, heads, D].
         gates: float32 [T, heads].
-        index: [pool slots, D], index keys, KEY_STRIDE apart.
-        key_scales: float32 [pool slots], SCALE_STRIDE apart; read only with FP8. q and keys are float8_e4m3fn
-            then, and multiplied in float16, which holds each of them: on Hopper fp8 products add up with 14 bits.
+        index: [pool slots, D], index keys.
         slots: int32: the pool slots of sequences, by position.
         tiles: int64 [tiles, FIELDS]: first row; rows; tokens that the first row sees, each further row one more;
             where their sequence begins in `slots`; the first row's place in `scores`.
@@ -44,21 +41,14 @@ def score_tiles(
     in_width = d[None, :] < HEAD_DIM
     mine = m < HEADS
     slot = tl.load(slots + n, mask=there, other=0).to(tl.int64)
-    keys = tl.load(index + slot[:, None] * KEY_STRIDE + d[None, :], mask=there[:, None] & in_width, other=0.0)
-    if FP8:
-        keys = keys.to(tl.float16)
-        key_scale = tl.load(key_scales + slot * SCALE_STRIDE, mask=there, other=0.0)
+    keys = tl.load(index + slot[:, None] * HEAD_DIM + d[None, :], mask=there[:, None] & in_width, other=0.0)
     for row in range(first, first + rows):
         values = tl.load(
             q + row * q_stride + m[:, None] * HEAD_DIM + d[None, :], mask=mine[:, None] & in_width, other=0.0
         )
-        if FP8:
-            values = values.to(tl.float16)
         gate = tl.load(gates + row * gates_stride + m, mask=mine, other=0.0)
         products = tl.dot(values, tl.trans(keys), input_precision=PRECISION)
         result = tl.sum(tl.maximum(products, 0.0) * gate[:, None], axis=0)
-        if FP8:
-            result *= key_scale
         tl.store(scores + (row - first) * width + n, float_key(result), mask=there)
 
 

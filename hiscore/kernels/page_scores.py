@@ -65,10 +65,9 @@ def page_scores(
 
 @triton.jit
 def indexer_scores(
-    q, gates, index, key_scales, scores, seq_indices, positions, host_block_table,
+    q, gates, index, scores, seq_indices, positions, host_block_table,
     q_stride, gates_stride, table_stride, max_pages,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr, FP8: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Score tokens by a checkpoint's own indexer: sum over heads of gate * relu(q . key).
@@ -78,8 +77,7 @@ def indexer_scores(
     Args:
         q: [R, heads, D], the indexer's queries.
         gates: float32 [R, heads].
-        index: [host slots, D], the indexer's keys, KEY_STRIDE apart.
-        key_scales: float32 [host slots], SCALE_STRIDE apart; read only with FP8, see `indexer_prefill`.
+        index: [host slots, D], the indexer's keys.
         scores: Out: float32 [R, max_pages]; nothing is written beyond a row's tokens.
         seq_indices: int32 [R], -1 for padding.
         positions: int32 [R].
@@ -100,19 +98,15 @@ def indexer_scores(
     host = tl.load(host_block_table + seq_index.to(tl.int64) * table_stride + n, mask=there, other=0).to(
         tl.int64
     )
-    keys = tl.load(index + host[:, None] * KEY_STRIDE + d[None, :], mask=there[:, None] & in_width, other=0.0)
+    keys = tl.load(index + host[:, None] * HEAD_DIM + d[None, :], mask=there[:, None] & in_width, other=0.0)
     values = tl.load(
         q + row.to(tl.int64) * q_stride + m[:, None] * HEAD_DIM + d[None, :],
         mask=mine[:, None] & in_width,
         other=0.0,
     )
     gate = tl.load(gates + row.to(tl.int64) * gates_stride + m, mask=mine, other=0.0)
-    if FP8:
-        values, keys = values.to(tl.float16), keys.to(tl.float16)
     products = tl.dot(values, tl.trans(keys), input_precision=PRECISION)
     result = tl.sum(tl.maximum(products, 0.0) * gate[:, None], axis=0)
-    if FP8:
-        result *= tl.load(key_scales + host * SCALE_STRIDE, mask=there, other=0.0)
     tl.store(scores + row.to(tl.int64) * max_pages + n, result, mask=there)
 
 

@@ -8,10 +8,6 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
 # How `decode` selects tokens to attend to.
 Selector = Literal["auto", "dense", "quest", "dsa"]
-# How `decode` prefills a checkpoint with an indexer.
-IndexerPrefill = Literal["torch", "kernels"]
-# Numbers of the indexer's queries and keys.
-IndexerDtype = Literal["auto", "fp8"]
 # Whether `decode` finds what sequences have left; "auto" is for it to say.
 PrefixCaching = Literal["auto"] | bool
 # Where `decode` takes defaults of request parameters from.
@@ -21,8 +17,6 @@ __all__ = [
     "Device",
     "Dtype",
     "GenerationConfig",
-    "IndexerDtype",
-    "IndexerPrefill",
     "LogFormat",
     "PrefixCaching",
     "Selector",

@@ -22,8 +22,6 @@ from pydantic import (
 from hiscore.settings.choices import (
     Dtype,
     GenerationConfig,
-    IndexerDtype,
-    IndexerPrefill,
     LogFormat,
     PrefixCaching,
     Selector,
@@ -180,16 +178,6 @@ class CacheSettings(ContextLimit):
         default=2,
         description="under `SELECTOR=quest` and `auto`, the first layers that attend to everything and stay on "
         "the device as a whole ([what fewer cost](decoding.md#memory))",
-    )
-    indexer_prefill: IndexerPrefill = Field(
-        default="torch",
-        description="how prompts of a checkpoint with an indexer are prefilled: `torch`, or `kernels` (GPUs), "
-        "which keep neither a score for each head nor gathered latents in memory",
-    )
-    indexer_dtype: IndexerDtype = Field(
-        default="auto",
-        description="numbers of an indexer's queries and keys: `auto` those of the model, `fp8` as DeepSeek-V3.2 "
-        "was published ([what differs](decoding.md#an-indexer-in-fp8); GPUs of compute capability 8.9 and newer)",
     )
     prefix_cache: PrefixCaching = Field(
         default="auto",

@@ -1,7 +1,7 @@
 """DeepSeek-V3.2 at its true widths, as many layers as fit: the time of a layer, and the ring beside blocking.
 
 usage: python -m perf.decoding.deepseek_layers --out DIR [--ranks 1] [--routed N] [--arm-seconds 90]
-           [--indexer-prefill kernels] [--indexer-dtype auto] [--prompts 30] [--prompt 8192] [--tokens 1500]
+           [--prompts 30] [--prompt 8192] [--tokens 1500]
            [--no-load] [--profile]
 
 Weights are random, in fp8 with a scale for each 128x128 block, and are drawn on each GPU one by one while they are
@@ -124,8 +124,6 @@ def main() -> int:
     parser.add_argument("--routed", type=int, help="layers with experts, at least 2; default: those that fit")
     parser.add_argument("--spare-gib", type=float, default=14.0, help="of a GPU, for all but weights")
     parser.add_argument("--arm-seconds", type=float, default=5.0 if rehearsal else 90.0)
-    parser.add_argument("--indexer-prefill", default="torch" if rehearsal else "kernels")
-    parser.add_argument("--indexer-dtype", default="auto")
     parser.add_argument("--prefill-tokens", type=int, help="of a forward; default: as the product has it")
     parser.add_argument("--prompts", type=int, default=4 if rehearsal else 30)
     parser.add_argument("--prompt", type=int, default=200 if rehearsal else 8_192)
@@ -148,7 +146,6 @@ def main() -> int:
             Path(directory),
             {
                 "selector": "dsa", "sparse_top_k": top_k, "device_buffer_size": 2 * top_k,
-                "indexer_prefill": options.indexer_prefill, "indexer_dtype": options.indexer_dtype,
             },
             load,
             options.prefill_tokens,

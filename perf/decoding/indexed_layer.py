@@ -29,7 +29,6 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from hiscore.decoding.memory.sizing import MemoryBudget
-from hiscore.decoding.models.mla import CUDA_ELEMENTS
 from hiscore.decoding.worker.build import prefill_token_budget
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
@@ -47,10 +46,9 @@ from perf.script import arguments, by_comma, write_json
 
 @dataclass(frozen=True)
 class Prefill:
-    """An arm: INDEXER_PREFILL and INDEXER_DTYPE, and what rows attend to."""
+    """An arm: what computes a prompt, and what its rows attend to."""
 
     how: str
-    numbers: str = "auto"
     full: bool = False
     """To everything, as under SELECTOR=dense."""
     expands: bool = True
@@ -60,14 +58,11 @@ class Prefill:
 PREFILLS = {
     "torch": Prefill("torch"),
     "kernels": Prefill("kernels"),
-    "kernels, keys in fp8": Prefill("kernels", "fp8"),
 }
 WHOLE = {
     "all tokens, absorbed": Prefill("kernels", full=True, expands=False),
     "all tokens, expanded": Prefill("kernels", full=True),
 }
-STEPS = {"as the model": "auto", "keys in fp8": "fp8"}
-"""INDEXER_DTYPE of each arm."""
 
 
 def prefill_s(decoder: DsaDecoder, staged: StagedLatents, length: int, chunk: int, arm: Prefill) -> float:
@@ -95,9 +90,9 @@ def prefill_s(decoder: DsaDecoder, staged: StagedLatents, length: int, chunk: in
 
 
 @cache
-def loaded(checkpoint: Path, context: int, fp8_indexer: bool) -> DsaDecoder:
+def loaded(checkpoint: Path, context: int) -> DsaDecoder:
     """A decoder, which all cases share."""
-    return DsaDecoder(checkpoint, device(), dtype(), context, fp8_indexer)
+    return DsaDecoder(checkpoint, device(), dtype(), context)
 
 
 def prefills(
@@ -106,14 +101,14 @@ def prefills(
     """Milliseconds of a layer for a prompt, by arm."""
     arms: dict[str, Callable[[], float]] = {}
     for name, arm in kinds.items():
-        decoder = loaded(checkpoint, context, arm.numbers == "fp8")
+        decoder = loaded(checkpoint, context)
         a = decoder.architecture
         if arm.how == "kernels":
             staged: StagedLatents = KernelLatents(
                 a, length, device(), dtype(), max_elements=SCORE_ELEMENTS, expands=arm.expands
             )
         else:
-            elements = CUDA_ELEMENTS if device().type == "cuda" else MAX_ELEMENTS
+            elements = 2**28 if device().type == "cuda" else MAX_ELEMENTS
             staged = StagedLatents(a, length, device(), dtype(), max_elements=elements)
         run = partial(prefill_s, decoder, staged, length, chunk, arm)
         # Compiles the kernels.
@@ -123,17 +118,14 @@ def prefills(
 
 
 def steps(checkpoint: Path, load: Load, layers: int, top_k: int, rounds: int) -> dict[str, ArmResult]:
-    """Milliseconds of a layer for a step, by arm."""
-    arms: dict[str, Callable[[], float]] = {}
+    """Milliseconds of a layer for a step."""
     sizes = {"sparse_top_k": top_k, "device_buffer_size": 2 * top_k}
-    for name, numbers in STEPS.items():
-        arm = Arm(name, {"selector": "dsa", "indexer_dtype": numbers} | sizes)
-        worker = build_worker(checkpoint, arm, MemoryBudget(PLENTY, PLENTY, load.streams))
-        driver = Driver.of_random(worker, checkpoint, [load.prompt] * load.streams)
-        driver.steps(2)
-        count = max(1, (load.tokens - 2) // rounds)
-        arms[name] = lambda driver=driver, count=count: driver.steps(count) / layers  # type: ignore[misc]
-    return interleave(arms, rounds)
+    arm = Arm("steps", {"selector": "dsa"} | sizes)
+    worker = build_worker(checkpoint, arm, MemoryBudget(PLENTY, PLENTY, load.streams))
+    driver = Driver.of_random(worker, checkpoint, [load.prompt] * load.streams)
+    driver.steps(2)
+    count = max(1, (load.tokens - 2) // rounds)
+    return interleave({arm.name: lambda: driver.steps(count) / layers}, rounds)
 
 
 def _synchronize() -> None:

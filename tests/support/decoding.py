@@ -54,7 +54,6 @@ def build(
     device: str = "cpu",
     poison: bool = True,
     dense_layers: int = 2,
-    indexer_dtype: str = "auto",
     group: Group | None = None,
     keeps_fp8: bool = False,
     prefix_cache: PrefixCaching = False,
@@ -68,7 +67,7 @@ def build(
         selector, pages, dense_layers = "quest", replace(pages, page_size=1), 0
     settings = CacheSettings(
         selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup_ring=ring,
-        quest_dense_layers=dense_layers, indexer_dtype=indexer_dtype, prefix_cache=prefix_cache,
+        quest_dense_layers=dense_layers, prefix_cache=prefix_cache,
     )  # type: ignore[arg-type]  # fmt: skip
     memory = MemoryBudget(BYTES, BYTES, sequences)
     with mock.patch.dict(SELECTORS, quest=pages):

@@ -13,7 +13,6 @@ from hiscore.decoding.sparse.block_tables import admit, slot_mapping
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.fp8_keys import stored_key
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from tests.support import tiny_dsa
 from tests.support.decode_cache import forget, poison
@@ -34,17 +33,15 @@ class Sequences:
         prompts: list[Tensor],
         full: int | None = None,
         dense: frozenset[int] = frozenset(),
-        fp8_indexer: bool = False,
     ) -> None:
-        self.decoder = DsaDecoder(checkpoint, CPU, torch.float64, fp8_indexer=fp8_indexer)
+        self.decoder = DsaDecoder(checkpoint, CPU, torch.float64)
         a = self.decoder.architecture
-        index_dim, index_dtype = stored_key(a.indexer, torch.float64)
         shape = CacheShape(
             layers=a.layers, kv_heads=1, kv_parts=1, head_dim=a.row_dim, page_size=1, max_sequences=4,
             max_pages=CAPACITY,
             host_pages=len(prompts) * CAPACITY, device_pages=len(prompts) * CAPACITY,
             lru_pages=a.indexer.top_k + 2, ring_pages=3, top_pages=a.indexer.top_k,
-            dense_layers=dense, index_kind="dsa", index_dim=index_dim, index_dtype=index_dtype,
+            dense_layers=dense, index_kind="dsa", index_dim=a.indexer.head_dim,
         )  # fmt: skip
         self.cache = KVCache.allocate(shape, torch.float64, CPU)
         poison(self.cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))

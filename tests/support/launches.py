@@ -52,7 +52,6 @@ LATENT = replace(
     top_pages=2_048, index_kind="dsa", index_dim=128,
 )  # fmt: skip
 LATENT_OF_FOUR = replace(LATENT, dense_layers=frozenset(), host_share=Shard(1, 4))
-LATENT_FP8 = replace(LATENT, dense_layers=frozenset(), index_dim=132, index_dtype=torch.uint8)
 
 
 def ints(*shape: int) -> Tensor:
@@ -161,10 +160,8 @@ def decode(
                 lists = ops.all_pages(rows)
             else:
                 if sizes.index_kind == "dsa":
-                    key_dtype = sizes.index_dtype or dtype
-                    ops.write_index(layer, torch.zeros(ROWS, sizes.index_dim, dtype=key_dtype), host_slots)
-                    q_dtype = torch.float8_e4m3fn if sizes.index_dtype else dtype
-                    index_q = torch.zeros(ROWS, 64, 128, dtype=q_dtype)
+                    ops.write_index(layer, torch.zeros(ROWS, sizes.index_dim, dtype=dtype), host_slots)
+                    index_q = torch.zeros(ROWS, 64, 128, dtype=dtype)
                     scores = ops.indexer_scores(layer, index_q, torch.zeros(ROWS, 64), rows)
                 else:
                     ops.write_index(layer, q[:, : sizes.kv_heads], host_slots)
@@ -182,20 +179,17 @@ def decode(
     ops.keep_windows(slots, ints(40))
 
 
-def indexed_prefill(dtype: torch.dtype, fp8: bool) -> None:
+def indexed_prefill(dtype: torch.dtype) -> None:
     """A prefill's selection and attention at the widths of DeepSeek-V3.2."""
-    indexer = Indexer(heads=64, head_dim=128, top_k=2_048, interleaved=False, fp8=fp8)
+    indexer = Indexer(heads=64, head_dim=128, top_k=2_048, interleaved=False)
     sizes = SimpleNamespace(
         layers=1, own_index=(True,), heads=128, latent_rank=512, nope_dim=128, rope_dim=64, value_dim=128,
         row_dim=576, attention_scale=0.1, indexer=indexer,
     )  # fmt: skip
     latents = KernelLatents(cast(DsaArchitecture, sizes), 4_096, torch.device("cpu"), dtype)
     latents.plan([Segment(torch.arange(4_096), 32)])
-    index_dtype = torch.float8_e4m3fn if fp8 else dtype
-    index = IndexQuery(torch.zeros(32, 64, 128, dtype=index_dtype), torch.zeros(32, 64))
+    index = IndexQuery(torch.zeros(32, 64, 128, dtype=dtype), torch.zeros(32, 64))
     latents.attend(0, torch.zeros(32, 128, 576, dtype=dtype), index)
-    if fp8:
-        return
     # Where no row selects.
     latents.plan([Segment(torch.arange(32), 32)])
     nope, rotated = torch.zeros(32, 128, 128, dtype=dtype), torch.zeros(32, 128, 64, dtype=dtype)
@@ -303,8 +297,7 @@ def launch_everything() -> None:
     for dtype in (bfloat16, float32):
         experts((2048, 768, 128, 8), "silu", dtype)
         experts((2880, 2880, 32, 4), "clamped_swiglu", dtype)
-        indexed_prefill(dtype, fp8=False)
-        indexed_prefill(dtype, fp8=True)
+        indexed_prefill(dtype)
         encoder(dtype, None, disentangled=False)
         encoder(dtype, 64, disentangled=False)
         encoder(dtype, None, disentangled=True)
@@ -337,7 +330,6 @@ def launch_everything() -> None:
         decode(replace(GROUPED, page_size=1), bfloat16, heads=16)
         decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
         decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
-        decode(LATENT_FP8, bfloat16, heads=128, value_width=512)
         decode(LATENT_OF_FOUR, bfloat16, heads=32, value_width=512)
     with mock.patch.object(kernel_ops, "supports_pdl", return_value=True):
         for rows in range(1, few.GEMV_MAX_ROWS + 1):

@@ -49,7 +49,6 @@ class CacheShape:
         prefill_rows: Tokens of a prefill that wait in these layers, behind the pages, until it has run.
         index_kind: Index of the sparse layers' keys.
         index_dim: Length of an index key, for the index of a checkpoint's own indexer ("dsa").
-        index_dtype: Of an index; None: that of keys and values.
         sharing_layers: Sparse layers that attend to what a layer before them selected; they need no index.
         prompts_in: Where prompts are prefilled. In the device buffers, these have room for all layers, and the
             dense ones must be the first.
@@ -79,7 +78,6 @@ class CacheShape:
     prefill_rows: int = 0
     index_kind: IndexKind = "none"
     index_dim: int = 0
-    index_dtype: torch.dtype | None = None
     sharing_layers: frozenset[int] = frozenset()
     prompts_in: PromptPool = "staging"
     host_share: Shard = WHOLE
@@ -198,7 +196,7 @@ class CacheShape:
             "dense_kv": ((dense, self.host_pages * self.page_size if dense else 0, *row), dtype),
             "window_kv": ((len(self.windowed), self.window_slots, *row), dtype),
             "buffer": ((buffered, self.device_pages * self.page_size, *row), dtype),
-            "index": (index, self.index_dtype or dtype),
+            "index": (index, dtype),
             "host_block_table": (table, torch.int32),
             "device_block_table": (table, torch.int32),
             "window_block_table": ((table[0] if self.windowed else 0, table[1]), torch.int32),

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from hiscore.parallel.shard import WHOLE, Shard
 
 
@@ -17,8 +15,7 @@ class ModelShape:
         head_dim: Length of a key, or of a latent with its rotary part.
         windows: Sliding window of each layer; None: the layer attends to everything.
         context_length: Tokens of the longest sequence.
-        index_dim: Length of a key of the checkpoint's own indexer as it is stored, if it has one.
-        index_dtype: Its dtype; None: that of keys and values.
+        index_dim: Length of a key of the checkpoint's own indexer if it has one.
         top_k: Tokens that this indexer selects.
         sharing_layers: Layers that attend to what the indexer selected for a layer before them.
         host_share: See `CacheShape`.
@@ -31,7 +28,6 @@ class ModelShape:
     windows: tuple[int | None, ...]
     context_length: int
     index_dim: int = 0
-    index_dtype: torch.dtype | None = None
     top_k: int | None = None
     sharing_layers: frozenset[int] = frozenset()
     host_share: Shard = WHOLE

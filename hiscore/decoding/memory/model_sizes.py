@@ -9,13 +9,11 @@ import torch
 
 from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.memory.sampling_bytes import sampling_bytes
-from hiscore.decoding.models.mla import CUDA_ELEMENTS
 from hiscore.models.activations import activation_bytes
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.deepseek.activations import kernel_prefill_bytes
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.config import read_architecture as read_latent_architecture
-from hiscore.models.deepseek.fp8_keys import stored_key
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
 from hiscore.models.deepseek.loader import load_weights as load_latent
 from hiscore.models.deepseek.sharding import of_rank as latent_of_rank
@@ -41,14 +39,12 @@ def read_shape(
     if is_latent(checkpoint):
         # On the device a rank has every latent and every index key, whatever it has of the heads; on the host the
         # ranks store the latents once, together.
-        fp8 = settings.indexer_dtype == "fp8"
-        latent, _ = read_latent_architecture(checkpoint, settings.max_context, fp8)
+        latent, _ = read_latent_architecture(checkpoint, settings.max_context)
         windows = (None,) * latent.layers
         sharing = frozenset(layer for layer, own in enumerate(latent.own_index) if not own)
         indexer = latent.indexer
-        width, key_dtype = stored_key(indexer, torch.float32)
         return ModelShape(
-            1, 1, latent.row_dim, windows, latent.context_length, width, key_dtype if fp8 else None,
+            1, 1, latent.row_dim, windows, latent.context_length, indexer.head_dim,
             indexer.top_k, sharing, shard,
         ), latent_of_rank(latent, shard)  # fmt: skip
     context = generation_context(checkpoint, settings.max_context)
@@ -119,4 +115,4 @@ def forward_bytes(
         return activation_bytes(a, prefill_rows, number_bytes) + logits
     if kernels_top_k is not None:
         return kernel_prefill_bytes(a, prefill_rows, kernels_top_k, number_bytes) + logits
-    return 2 * 4 * (CUDA_ELEMENTS if on_cuda else MAX_ELEMENTS) + logits
+    return 2 * 4 * MAX_ELEMENTS + logits

@@ -111,7 +111,7 @@ def staging_token_bytes(model: ModelShape, dtype: torch.dtype, windowed: Collect
     """
     rows = (len(model.windows) - len(windowed)) * prod((model.kv_parts, model.kv_heads, model.head_dim))
     indexed = len(model.windows) - len(model.sharing_layers)
-    return rows * dtype.itemsize + indexed * model.index_dim * (model.index_dtype or dtype).itemsize
+    return (rows + indexed * model.index_dim) * dtype.itemsize
 
 
 def _plan(
@@ -205,7 +205,6 @@ def _minimal_shape(
         windowed=windowed, window_pages=window_ring, window_ring=window_ring,
         prefill_rows=most_rows(prefill_token_budget),
         index_kind=selector.index_kind, index_dim=model.index_dim,
-        index_dtype=model.index_dtype if selector.index_kind == "dsa" else None,
         sharing_layers=model.sharing_layers,
         prompts_in=prompt_pool(settings, model, dense_layers, windowed, page_size),
     )  # fmt: skip

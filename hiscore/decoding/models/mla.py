@@ -17,33 +17,25 @@ from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLa
 from hiscore.models.deepseek.mla import Projected
 from hiscore.models.deepseek.weights import MlaWeights
 
-# Elements of a prefill's largest temporary on a CUDA device: 1 GiB of float32.
-CUDA_ELEMENTS = 2**28
-
 
 class LatentModel:
     """Selects tokens with the checkpoint's indexer, in prefill as in decode."""
 
-    def __init__(
-        self, decoder: DsaDecoder, cache: KVCache, staging_tokens: int, by_kernels: bool = False
-    ) -> None:
+    def __init__(self, decoder: DsaDecoder, cache: KVCache, staging_tokens: int) -> None:
         """Allocate staging.
 
         Args:
             decoder: The model.
             cache: Where its rows and index keys are kept.
             staging_tokens: Tokens of all prompts in prefill.
-            by_kernels: See INDEXER_PREFILL; decode steps follow the device.
         """
         self.cache = cache
         self._decoder, self._device = decoder, decoder.device
         staged_latents, max_elements = StagedLatents, MAX_ELEMENTS
-        if by_kernels:
+        if decoder.device.type == "cuda":
             from hiscore.models.deepseek.latent_cache_triton import KernelLatents
 
             staged_latents, max_elements = KernelLatents, SCORE_ELEMENTS
-        elif decoder.device.type == "cuda":
-            max_elements = CUDA_ELEMENTS
         self._staged = staged_latents(
             decoder.architecture,
             staging_tokens,

@@ -16,7 +16,6 @@ from hiscore.decoding.sparse.selection import (
     select_top_pages,
     zero_scores,
 )
-from hiscore.models.deepseek import fp8_keys
 
 
 class DsaSelector:
@@ -42,7 +41,7 @@ class DsaSelector:
         Args:
             layer: Index among all layers.
             q: [R, index heads, index_dim].
-            gates: float32 [R, index heads], all scales included.
+            gates: float32 [R, index heads].
             batch: Rows of the step.
 
         Returns:
@@ -52,11 +51,7 @@ class DsaSelector:
         index = cache.index_of(layer)
         out = zero_scores(cache, batch, 1, torch.float32)
         for row, pages in rows_to_score(cache, batch):
-            keys, scales = index[pages], None
-            if q.dtype == torch.float8_e4m3fn:
-                keys, scales = fp8_keys.unpack(keys)
-            products = gates[row] @ torch.relu(q[row].float() @ keys.float().T)
-            out[row, 0, : len(pages)] = products if scales is None else products * scales
+            out[row, 0, : len(pages)] = gates[row] @ torch.relu(q[row].float() @ index[pages].float().T)
         return out
 
     def select(self, scores: Tensor, batch: StepBatch) -> Selection:

@@ -22,7 +22,6 @@ from hiscore.kernels import page_scores, page_select, slot_mapping
 from hiscore.kernels.dot_size import dot_size
 from hiscore.kernels.gemv import GEMV_MAX_ROWS
 from hiscore.layers import triton_ops
-from hiscore.models.deepseek import fp8_keys
 
 # Pages that a selecting program reads at once, how many scores of a group of heads they may have, and its warps.
 SELECT_BLOCK, SELECT_SCORES, SELECT_WARPS = 2048, 16384, 8
@@ -113,18 +112,13 @@ class TritonCacheOps(TritonTransfers):
         _check_contiguous_heads(q)
         heads, key_dim = q.shape[1:]
         out = torch.empty((len(q), 1, self._max_pages), dtype=torch.float32, device=q.device)
-        keys = scales = cache.index_of(layer)
-        fp8 = q.dtype == torch.float8_e4m3fn
-        if fp8:
-            keys, scales = fp8_keys.views(keys)
         # A product in float32 takes many registers, as the compiler reports.
         block, warps = (16, 8) if q.dtype == torch.float32 else (64, 4)
         page_scores.indexer_scores[(len(q), triton.cdiv(self._max_pages, block))](
-            q, gates, keys, scales, out, batch.seq_indices, batch.positions, cache.host_block_table,
+            q, gates, cache.index_of(layer), out, batch.seq_indices, batch.positions, cache.host_block_table,
             q.stride(0), gates.stride(0), cache.host_block_table.stride(0), self._max_pages,
             HEADS=heads, HEAD_DIM=key_dim, PADDED=dot_size(key_dim),
             M=dot_size(heads), N=block,
-            KEY_STRIDE=keys.stride(0), SCALE_STRIDE=scales.stride(0), FP8=fp8,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps,
         )  # fmt: skip
         return out

@@ -99,14 +99,10 @@ def make_worker(settings: DecodeSettings, leader: Leader, resources: ServerResou
         if not keeps_fp8:
             log.warning("fp8 is supported by the scorer only: decode computes in 16 bits, on the CPU in 32")
         dtype = "bfloat16" if where.type == "cuda" else "float32"
-    of_indexer = settings.indexer_dtype == "fp8"
-    if (of_indexer or keeps_fp8) and where.type == "cuda":
+    if keeps_fp8 and where.type == "cuda":
         found = torch.cuda.get_device_capability(where)
         if found < FP8_CAPABILITY:
-            name = "INDEXER_DTYPE" if of_indexer else "DTYPE"
-            raise ValueError(f"{name} is fp8, which needs compute capability 8.9, but {where} has {found}")
-    if settings.indexer_prefill == "kernels" and where.type != "cuda":
-        raise ValueError("INDEXER_PREFILL is kernels, which need a GPU, but DEVICE is cpu: set it to torch")
+            raise ValueError(f"DTYPE is fp8, which needs compute capability 8.9, but {where} has {found}")
     what = Build(settings, DTYPES[dtype], prefill_token_budget(settings.checkpoint, where), keeps_fp8)
     leader.prepare(partial(enter, resources=resources))
     memory = leader.do(partial(agree, what=what))
@@ -143,9 +139,10 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     size = bytes_of_rank(what.checkpoint, what.dtype, what.keeps_fp8, rank.shard)
     weights = resources.weights_line(size, weights_key(rank.device, what.dtype, shard=rank.shard))
+    on_gpu = rank.device.type == "cuda"
     activations = forward_bytes(
-        architecture, what.budget, memory.max_sequences, what.dtype.itemsize, rank.device.type == "cuda",
-        shape.top_pages if what.settings.indexer_prefill == "kernels" else None,
+        architecture, what.budget, memory.max_sequences, what.dtype.itemsize, on_gpu,
+        shape.top_pages if on_gpu else None,
     )  # fmt: skip
     staging = staging_tokens * staging_token_bytes(shape_of_model, what.dtype, shape.windowed)
     inputs = PrefillInputs(0, 0)

@@ -93,14 +93,12 @@ def load_parts(
     log.log(level, "the prefix cache of decode is %s: %s", "on" if caching else "off", why)
     progress = resources.progress if resources else no_progress
     if is_latent(checkpoint):
-        fp8_indexer = settings.indexer_dtype == "fp8"
-        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, fp8_indexer, keeps_fp8, group)
+        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, keeps_fp8, group)
         latent.after_layer = progress
         cache = KVCache.allocate(shape, dtype, device, group)
-        by_kernels = settings.indexer_prefill == "kernels"
 
         def make_latent(group: Group) -> DecodeModel:
-            return LatentModel(latent, cache, staging, by_kernels)
+            return LatentModel(latent, cache, staging)
 
         value_dim = latent.architecture.latent_rank
         return Parts(cache, cache_config, settings, latent.attention_shape, value_dim, make_latent)

@@ -18,7 +18,7 @@ def kernel_prefill_bytes(a: DsaArchitecture, rows: int, top_k: int, number_bytes
     # Queries as projected, in the latents' space, and with their part that is rotated in float32; the output.
     projected, latents = a.nope_dim + a.rope_dim, 2 * a.latent_rank + a.row_dim
     attention = a.heads * ((projected + latents) * number_bytes + 3 * 4 * a.rope_dim)
-    # The indexer's queries, which are rotated in float32, in fp8 twice.
+    # The indexer's queries, of which a part is rotated in float32.
     attention += a.indexer.heads * a.indexer.head_dim * (2 * number_bytes + 2 * 4)
     attention += 2 * (a.q_rank + a.row_dim) * number_bytes
     per_token = a.experts.routing.per_token

@@ -35,8 +35,6 @@ class Indexer:
     top_k: int
     interleaved: bool
     """Rotary pairs are neighbouring dimensions, as in attention; otherwise one is from each half."""
-    fp8: bool = False
-    """Queries and keys are rotated and quantised, see `fp8_keys`; otherwise they have the model's dtype."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +79,19 @@ class DsaArchitecture:
         return self.latent_rank + self.rope_dim
 
 
-def read_architecture(
-    checkpoint: Path, max_context: int | None = None, fp8_indexer: bool = False
-) -> tuple[DsaArchitecture, Any]:
+def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[DsaArchitecture, Any]:
     """Read a checkpoint's config.
 
     Args:
         checkpoint: Its directory.
         max_context: The setting; None: not set.
-        fp8_indexer: See `Indexer.fp8`.
 
     Returns:
         The `DsaArchitecture`, and transformers' config for the rope parameters.
 
     Raises:
         UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.
-        ValueError: `max_context` exceeds the checkpoint's context; an indexer in fp8 is not possible.
+        ValueError: `max_context` exceeds the checkpoint's context.
     """
     if reason := unsupported(json.loads((checkpoint / "config.json").read_text())):
         raise UnsupportedCheckpoint(reason)
@@ -107,13 +102,7 @@ def read_architecture(
     with malformed_refused():
         architecture = from_config(config)
     context = context_limit(architecture.context_length, max_context)
-    indexer = replace(architecture.indexer, fp8=fp8_indexer)
-    width = indexer.head_dim
-    if fp8_indexer and (width < 4 or width & (width - 1)):
-        raise ValueError(
-            f"INDEXER_DTYPE is fp8, which rotates keys, but index_head_dim {width} is not a power of two"
-        )
-    return replace(architecture, context_length=context, indexer=indexer), config
+    return replace(architecture, context_length=context), config
 
 
 def from_config(config: Any) -> DsaArchitecture:

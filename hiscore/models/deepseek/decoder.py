@@ -35,7 +35,6 @@ class DsaDecoder:
         device: torch.device,
         dtype: torch.dtype,
         max_context: int | None = None,
-        fp8_indexer: bool = False,
         keeps_fp8: bool = False,
         group: Group | None = None,
     ) -> None:
@@ -46,12 +45,11 @@ class DsaDecoder:
             device: Of the weights.
             dtype: Of weights and activations.
             max_context: See `read_architecture`.
-            fp8_indexer: Whether the indexer computes in fp8.
             keeps_fp8: See `load_weights`.
             group: The ranks that compute it together; None: there is one.
         """
         self._group = group or Alone()
-        whole, config = read_architecture(checkpoint, max_context, fp8_indexer)
+        whole, config = read_architecture(checkpoint, max_context)
         self.architecture = of_rank(whole, self._group.shard)
         self.weights = load_weights(checkpoint, whole, device, dtype, keeps_fp8, self._group.shard)
         self.device, self.dtype = device, dtype

@@ -1,7 +1,7 @@
 """The lightning indexer: which earlier tokens a layer attends to.
 
-A token's score is the sum over the index heads of gate * relu(q k). Scores are float32 as in transformers. Queries
-and keys have the model's dtype as there, or are in fp8 as in DeepSeek's own kernels (`fp8_keys`).
+A token's score is the sum over the index heads of gate * relu(q k). Scores are float32, queries
+and keys have the model's dtype, as in transformers.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hiscore.models.deepseek import fp8_keys
 from hiscore.models.deepseek.config import Indexer
 from hiscore.models.deepseek.functional import LATENT_EPS, rotate
 from hiscore.models.deepseek.weights import IndexerWeights
@@ -20,7 +19,7 @@ class IndexQuery:
     """Index queries of T rows."""
 
     q: Tensor
-    """[T, heads, head_dim], in the keys' dtype; in fp8 without its scales."""
+    """[T, heads, head_dim], in the keys' dtype."""
     gates: Tensor
     """float32 [T, heads], with all scales multiplied in."""
 
@@ -42,9 +41,6 @@ def index_query(
     )
     gates = torch.nn.functional.linear(h.to(w.head_weights.dtype), w.head_weights).float()
     gates *= (a.heads * a.head_dim) ** -0.5
-    if a.fp8:
-        q, scales = fp8_keys.quantise(fp8_keys.rotate(q))
-        gates *= scales
     return IndexQuery(q, gates)
 
 
@@ -58,11 +54,10 @@ def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor
         cos, sin: [T, rope_dim / 2].
 
     Returns:
-        [T, head_dim]; in fp8 bytes, see `fp8_keys.pack`.
+        [T, head_dim].
     """
     k = torch.nn.functional.layer_norm(w.key(h), (a.head_dim,), w.key_norm, w.key_norm_bias, LATENT_EPS)
-    k = _rotated(k, cos, sin, a.interleaved)
-    return fp8_keys.pack(*fp8_keys.quantise(fp8_keys.rotate(k))) if a.fp8 else k
+    return _rotated(k, cos, sin, a.interleaved)
 
 
 def index_scores(query: IndexQuery, keys: Tensor) -> Tensor:
@@ -70,14 +65,11 @@ def index_scores(query: IndexQuery, keys: Tensor) -> Tensor:
 
     Args:
         query: Index queries of T rows.
-        keys: [N, head_dim] if the rows share them, else [T, N, head_dim]; in fp8 bytes.
+        keys: [N, head_dim] if the rows share them, else [T, N, head_dim].
 
     Returns:
         float32 [T, N].
     """
-    if query.q.dtype == torch.float8_e4m3fn:
-        keys, scales = fp8_keys.unpack(keys)
-        return index_scores(IndexQuery(query.q.float(), query.gates), keys.float()) * scales
     raised = torch.relu(query.q.float() @ keys.float().transpose(-1, -2))
     return (query.gates[:, None] @ raised).squeeze(1)
 

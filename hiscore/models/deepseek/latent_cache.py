@@ -16,7 +16,6 @@ from hiscore.device import upload
 from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.expanded import Expanded, FullRows
-from hiscore.models.deepseek.fp8_keys import stored_key
 from hiscore.models.deepseek.indexer import IndexQuery, index_scores, select_positions
 from hiscore.models.deepseek.mla import Projected, attend_latents
 from hiscore.models.deepseek.weights import MlaWeights
@@ -123,9 +122,9 @@ class StagedLatents:
         self.index_layers = tuple(layer for layer in range(a.layers) if a.own_index[layer])
         """The layers with an indexer, in order."""
         self._index_of = {layer: index for index, layer in enumerate(self.index_layers)}
-        width, key_dtype = stored_key(a.indexer, dtype)
-        self.index_keys = torch.empty((len(self.index_layers), slots, width), dtype=key_dtype, device=device)
-        """[layers with an indexer, slots, width of a stored key]"""
+        keys = (len(self.index_layers), slots, a.indexer.head_dim)
+        self.index_keys = torch.empty(keys, dtype=dtype, device=device)
+        """[layers with an indexer, slots, index dim]"""
         self._pieces: list[_Piece] = []
         self._new_slots = torch.empty(0, dtype=torch.int64, device=device)
         self._selected: list[Tensor | None] = []

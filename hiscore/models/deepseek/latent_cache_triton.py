@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hiscore.device import upload
 from hiscore.kernels import full_attention, indexer_prefill, listed_attention
-from hiscore.models.deepseek import fp8_keys
 from hiscore.models.deepseek.expanded import Expanded, FullRows
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
@@ -110,11 +109,9 @@ class KernelLatents(StagedLatents):
         heads, key_dim = q.shape[1:]
         scores = torch.empty((len(part.seen), part.width), dtype=torch.uint32, device=q.device)
         launch = scores_launch(q.dtype)
-        values, scales = fp8_keys.views(keys) if self._a.indexer.fp8 else (keys, keys)
         indexer_prefill.score_tiles[(len(part.tiles), triton.cdiv(part.width, launch.n))](
-            q, gates, values, scales, self._slots, part.tiles, scores, q.stride(0), gates.stride(0), part.width,
+            q, gates, keys, self._slots, part.tiles, scores, q.stride(0), gates.stride(0), part.width,
             HEADS=heads, HEAD_DIM=key_dim, PADDED=_padded(key_dim), M=_padded(heads), N=launch.n,
-            KEY_STRIDE=values.stride(0), SCALE_STRIDE=scales.stride(0), FP8=self._a.indexer.fp8,
             FIELDS=part.tiles.shape[1], PRECISION=_precision(q.dtype),
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip

@@ -94,8 +94,8 @@ def test_control_a_block_too_large_for_the_registers_spills() -> None:
         "from tests.support.ahead_of_time import main\n"
         "from hiscore.kernels.page_scores import indexer_scores\n"
         "x, i = torch.zeros(4096), torch.zeros(8, dtype=torch.int32)\n"
-        "main(lambda: indexer_scores[(1, 1)](x, x, x, x, x, i, i, i, 512, 512, 512, 512, HEADS=64, HEAD_DIM=128,"
-        " PADDED=128, KEY_STRIDE=128, SCALE_STRIDE=128, FP8=False, M=64, N=128, PRECISION='ieee', num_warps=4))",
+        "main(lambda: indexer_scores[(1, 1)](x, x, x, x, i, i, i, 512, 512, 512, 512, HEADS=64, HEAD_DIM=128,"
+        " PADDED=128, M=64, N=128, PRECISION='ieee', num_warps=4))",
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (kernel,) = [json.loads(line) for line in done.stdout.splitlines()]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
-from hiscore.models.deepseek import fp8_keys
 from hiscore.models.deepseek.config import DsaArchitecture, read_architecture
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
@@ -64,20 +63,12 @@ def rows_of(a: DsaArchitecture, whole_numbers: bool, seed: int = 0) -> Rows:
     )
 
 
-def in_fp8(a: DsaArchitecture, rows: Rows) -> tuple[DsaArchitecture, Rows]:
-    """The same with fp8 queries and keys, which hold small whole numbers; keys have scales of 1, 2 and 4."""
-    scales = 2.0 ** (torch.arange(SLOTS) % 3)
-    index = IndexQuery(rows.index.q.to(torch.float8_e4m3fn), rows.index.gates)
-    keys = fp8_keys.pack(rows.index_keys.to(torch.float8_e4m3fn), scales)
-    return replace(a, indexer=replace(a.indexer, fp8=True)), replace(rows, index=index, index_keys=keys)
-
-
 def staged(kind: type[StagedLatents], a: DsaArchitecture, rows: Rows, **options: int) -> StagedLatents:
     # Rows that attend to all tokens do so by lists, too.
     made = kind(a, SLOTS, WHERE, rows.q.dtype, expands=False, **options)
     # What no sequence has must never be read.
     made.pool.fill_(float("nan"))
-    made.index_keys.fill_(float("nan") if made.index_keys.is_floating_point() else 255)
+    made.index_keys.fill_(float("nan"))
     held = torch.cat(rows.slots).to(WHERE)
     made.pool[:, held, 0, 0] = rows.pool.to(WHERE)[held]
     made.index_keys[:, held] = rows.index_keys.to(WHERE)[held]
@@ -127,23 +118,6 @@ def test_the_choice_is_that_of_plain_torch_to_the_last_tie(sizes: DsaArchitectur
         ties_decide |= last[0] != last[1]
     # The control: a rule for ties that is not this one is told apart.
     assert ties_decide
-
-
-def test_the_choice_in_fp8_is_that_of_plain_torch(sizes: DsaArchitecture) -> None:
-    plain_rows = rows_of(sizes, whole_numbers=True)
-    a, rows = in_fp8(sizes, plain_rows)
-    found = []
-    for kind in (StagedLatents, KernelLatents):
-        latents = staged(kind, a, rows)
-        latents.plan(segments(rows))
-        attend(latents, rows)
-        found.append(selected(latents))
-    assert found[0] == found[1]
-    # The control: the scales matter.
-    without = staged(StagedLatents, sizes, plain_rows)
-    without.plan(segments(plain_rows))
-    attend(without, plain_rows)
-    assert selected(without) != found[0]
 
 
 @pytest.mark.parametrize("full", [(), (0,)])

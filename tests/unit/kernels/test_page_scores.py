@@ -11,7 +11,6 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
-from hiscore.models.deepseek import fp8_keys
 from tests.support.decode_kernels import (
     DEVICE,
     SHAPE,
@@ -68,13 +67,11 @@ def test_scores_and_the_index_equal_plain_torch(page: int) -> None:
             torch.testing.assert_close(actual[row, :, :count], expected[row, :, :count], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("fp8", [False, True])
-def test_an_indexers_scores_equal_plain_torch(fp8: bool) -> None:
+def test_an_indexers_scores_equal_plain_torch() -> None:
     shape = replace(
         SHAPE,
         index_kind="dsa",
-        index_dim=28 if fp8 else 24,
-        index_dtype=torch.uint8 if fp8 else None,
+        index_dim=24,
         kv_heads=1,
         kv_parts=1,
         page_size=1,
@@ -83,20 +80,15 @@ def test_an_indexers_scores_equal_plain_torch(fp8: bool) -> None:
     )
     plain = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     keys = random(*plain.index.shape[:2], 24).cpu()
-    plain.index.copy_(fp8_keys.pack(*fp8_keys.quantise(keys)) if fp8 else keys)
+    plain.index.copy_(keys)
     plain.host_block_table.copy_(torch.arange(6 * 90).view(6, 90) * 7 % 300)
     cache, sizes = on_device(plain), attention_shape(shape, 2)
     ops, reference = TritonCacheOps(cache, sizes, 90), TorchCacheOps(plain, sizes)
     key, at = random(2, 24, seed=3), torch.tensor([-1, int(plain.host_block_table[1, 88])], dtype=torch.int32)
-    if fp8:
-        key = fp8_keys.pack(*fp8_keys.quantise(key))
     ops.write_index(2, key, at.to(DEVICE))
     reference.write_index(2, key.cpu(), at)
     assert_same(cache.index, plain.index)
     q, gates = random(3, 5, 24, seed=1), random(3, 5, seed=2)
-    if fp8:
-        q, scales = fp8_keys.quantise(q)
-        gates *= scales
     rows = rows_of([1, -1, 4], [88, 3, 30])
     actual = ops.indexer_scores(2, q, gates, rows).cpu()
     on_cpu = moved(rows, "cpu")

@@ -70,7 +70,7 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     """No setting is lost, mixed up or left at its default between the environment and a model."""
     given: dict[str, Any] = {
         "selector": "quest", "dtype": "bfloat16", "log_format": "json",
-        "generation_config": "checkpoint", "indexer_prefill": "kernels", "indexer_dtype": "fp8",
+        "generation_config": "checkpoint",
         "prefix_cache": True,
     }  # fmt: skip
     every = {name for declared in MODEL_SETTINGS.values() for name in declared.model_fields}

@@ -72,7 +72,7 @@ def buffers(shape: CacheShape, cache_config: CacheConfig) -> int:
     return next(pool.sequences for pool in pools if pool.name == "device buffers")
 
 
-def test_a_prefill_by_kernels_is_planned_with_less_than_one_in_torch() -> None:
+def test_a_prefill_with_an_indexer_is_planned_by_its_parts() -> None:
     """At the widths of DeepSeek-V3.2. The control: each of its parts counts."""
     sizes: dict[str, Any] = {
         "vocab_size": 129_280, "hidden_size": 7_168, "intermediate_size": 18_432, "heads": 128, "q_rank": 1_536,
@@ -81,11 +81,11 @@ def test_a_prefill_by_kernels_is_planned_with_less_than_one_in_torch() -> None:
         "experts": SimpleNamespace(width=2_048, routing=SimpleNamespace(per_token=8)),
     }  # fmt: skip
 
-    def bytes_of(top_k: int | None, rows: int = 2_048, **changed: int) -> int:
+    def bytes_of(top_k: int, rows: int = 2_048, **changed: int) -> int:
         return forward_bytes(cast(Any, SimpleNamespace(**sizes | changed)), rows, 64, 2, True, top_k)
 
     by_kernels = bytes_of(2_048)
-    assert 4 * SCORE_ELEMENTS < by_kernels < bytes_of(None)
+    assert 4 * SCORE_ELEMENTS < by_kernels < 2 * GIB
     # What a row selects from: a list for each, and its query in the latents' space.
     assert by_kernels - bytes_of(1_024) == 2_048 * 4 * 1_024
     assert by_kernels - bytes_of(2_048, latent_rank=256) == 2_048 * 128 * 2 * 256 * 2

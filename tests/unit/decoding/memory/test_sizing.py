@@ -131,19 +131,6 @@ def test_ranks_that_share_the_host_pool_have_room_for_more(ranks: int) -> None:
             plan_cache(settings, shared, replace(least, host_bytes=least.host_bytes - 1), torch.bfloat16, 256)
 
 
-def test_index_keys_of_another_dtype_count_with_their_own_bytes() -> None:
-    model = ModelShape(1, 1, 576, (None,) * 8, 4_096, index_dim=128, top_k=2_048)
-    stored = replace(model, index_dim=132, index_dtype=torch.uint8)
-    bytes_ = []
-    for each in (model, stored):
-        settings = CacheSettings(selector="dsa")
-        planned, _ = plan_cache(settings, each, MemoryBudget(2**50, 2**50, 1), torch.bfloat16, 256)
-        bytes_.append(replace(planned, host_pages=4_096).bytes(torch.bfloat16)["index"])
-    assert bytes_ == [8 * 4_096 * 256, 8 * 4_096 * 132]
-    staged = [staging_token_bytes(each, torch.bfloat16) for each in (model, stored)]
-    assert staged == [8 * (1_152 + 256), 8 * (1_152 + 132)]
-
-
 def test_a_buffer_is_no_longer_than_a_stream() -> None:
     """Tables and scratch have an entry for each page of a buffer, whether a sequence can use it or not."""
     memory = MemoryBudget(2**40, 2**40, 4)

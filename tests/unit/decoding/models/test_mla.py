@@ -9,10 +9,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hiscore.decoding.sparse import residency
-from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from tests.support import tiny_dsa
-from tests.support.dsa_sequences import CAPACITY, CPU, LENGTHS, STEPS, Sequences, prompts
+from tests.support.dsa_sequences import CAPACITY, LENGTHS, STEPS, Sequences, prompts
 
 pytestmark = pytest.mark.slow  # whole models
 
@@ -47,33 +45,6 @@ def test_offloaded_decode_matches_transformers_cached_decode(name: str, tmp_path
     assert error < EXACT
     assert int(sequences.cache.misses) > 200
     assert int(sequences.cache.hits) > int(sequences.cache.misses)
-
-
-@torch.inference_mode()
-def test_decoding_with_an_indexer_in_fp8_selects_as_its_prefill_does(tmp_path: Path) -> None:
-    """Each step against one forward over everything so far, in float64: the keys of both are the same bytes."""
-    checkpoint = tiny_dsa.make("glm-shared", tmp_path)
-    sequences = Sequences(checkpoint, prompts(), fp8_indexer=True)
-    decoder, ids = sequences.decoder, prompts()
-    fed, differ = torch.stack(sequences.logits).argmax(dim=1), 0.0
-    single = DsaDecoder(checkpoint, CPU, torch.float64)
-    for _ in range(STEPS):
-        actual = sequences.decode(fed, [0, 1, 2])
-        ids = [torch.cat((each, token[None])) for each, token in zip(ids, fed, strict=True)]
-        assert (actual[0] - whole(decoder, ids[0])).abs().max() < EXACT
-        # The control: float64 keys select other tokens now and then.
-        differ = max(differ, float((actual[0] - whole(single, ids[0])).abs().max()))
-        fed = actual.argmax(dim=1)
-    assert differ > 1e-3
-    assert int(sequences.cache.misses) > 200
-
-
-def whole(decoder: DsaDecoder, ids: Tensor) -> Tensor:
-    """The last token's logits by one prefill."""
-    staged = StagedLatents(decoder.architecture, len(ids), CPU, torch.float64)
-    staged.plan([Segment(torch.arange(len(ids)), len(ids))])
-    hidden = decoder.tail(*decoder.body(ids.int(), torch.arange(len(ids)).int(), staged))
-    return hidden[-1] @ decoder.weights.head.T
 
 
 def test_a_copy_left_out_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,53 +7,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hiscore.decoding.worker.build import make_worker, prefill_token_budget
+from hiscore.decoding.worker.build import prefill_token_budget
 from hiscore.layers.scaled_fp8 import ScaledLinear
-from hiscore.models.deepseek.config import read_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.parallel.leader import Ranks
-from hiscore.settings import DecodeSettings
 from tests.support import published_dsa, tiny_dsa
 from tests.support.decode_client import serving
 from tests.support.decoding import build, checkpoint, prompt
 from tests.unit.decoding.worker.test_worker_engine import call
-
-
-def test_kernels_for_a_prefill_on_the_cpu_are_refused_by_the_settings_name(tmp_path: Path) -> None:
-    settings = DecodeSettings(checkpoint=str(tmp_path), selector="dsa", indexer_prefill="kernels")
-    with (
-        Ranks([torch.device("cpu")]) as leader,
-        pytest.raises(ValueError, match=r"INDEXER_PREFILL is kernels.*set it to torch"),
-    ):
-        make_worker(settings, leader, cast(Any, None))
-
-
-def test_keys_in_fp8_need_a_width_that_can_be_rotated(tmp_path: Path) -> None:
-    checkpoint = tiny_dsa.make("glm-shared", tmp_path, index_head_dim=40)
-    read_architecture(checkpoint)
-    with pytest.raises(ValueError, match=r"INDEXER_DTYPE is fp8.*index_head_dim 40 is not a power of two"):
-        read_architecture(checkpoint, fp8_indexer=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["deepseek", "glm-shared"])
-def test_an_index_in_fp8_survives_preemption_to_the_byte(family: str, tmp_path: Path) -> None:
-    """Sequences that are preempted and resume from the host give the tokens that they give alone."""
-    checkpoint, found = tiny_dsa.make(family, tmp_path), []
-    for dtype, sequences, quantum in (("fp8", 4, 6), ("fp8", 10, 0), ("auto", 10, 0)):
-        worker = build(checkpoint, "dsa", sequences=sequences, dtype=torch.float64, indexer_dtype=dtype)
-        index = worker._cache.index
-        assert (index.dtype, index.shape[-1]) == (
-            (torch.uint8, 36) if dtype == "fp8" else (torch.float64, 32)
-        )
-        with serving(worker, **({"quantum": quantum} if quantum else {})) as client:
-            outcomes = [client.submit(**call(number)) for number in range(10)]
-            client.wait(outcomes)
-        assert client.failures == []
-        found.append([outcome.tokens for outcome in outcomes])
-    assert found[0] == found[1]
-    # The control: it is not the choice of keys in float64.
-    assert found[1] != found[2]
 
 
 @pytest.mark.slow
