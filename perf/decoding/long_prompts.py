@@ -12,7 +12,6 @@ random prompt, which is prefilled as any other. With --checkpoint, a trained mod
 random ones, and pieces of Python's reference that of random tokens: what such a model selects changes less from
 step to step. The arms stay in memory side by side and take turns: loads that fit densely, whose times are
 compared to a percent, three times.
-Without a GPU a tiny model takes its place, as a rehearsal whose numbers mean nothing.
 """
 
 import argparse
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import AutoTokenizer
 
 from hiscore.arrays import Int32
@@ -127,20 +125,19 @@ def source(options: argparse.Namespace, context: int, directory: Path) -> tuple[
 
 def main() -> int:
     """Measure; writes decode_long_prompts.json after every load."""
-    rehearsal = not torch.cuda.is_available()
     parser = arguments(__doc__, "decode_long_prompts.json")
     grouped = [name for name, config in GEOMETRIES.items() if config["model_type"] not in LATENT]
-    parser.add_argument("--geometry", choices=grouped, default="tiny" if rehearsal else "qwen3-0.6b-half")
-    parser.add_argument("--loads", type=by_comma, default=["1", "5"] if rehearsal else [*map(str, PUBLISHED)])
-    parser.add_argument("--fit", type=int, default=3 if rehearsal else 6)
-    parser.add_argument("--prompt", type=int, default=992 if rehearsal else 32_768)
-    parser.add_argument("--tokens", type=int, default=32 if rehearsal else 2_048)
+    parser.add_argument("--geometry", choices=grouped, default="qwen3-0.6b-half")
+    parser.add_argument("--loads", type=by_comma, default=[*map(str, PUBLISHED)])
+    parser.add_argument("--fit", type=int, default=6)
+    parser.add_argument("--prompt", type=int, default=32_768)
+    parser.add_argument("--tokens", type=int, default=2_048)
     parser.add_argument(
         "--sizes",
-        default="64:128:0" if rehearsal else "2048:4096:0",
+        default="2048:4096:0",
         help="SPARSE_TOP_K:DEVICE_BUFFER_SIZE:QUEST_DENSE_LAYERS of auto",
     )
-    parser.add_argument("--host-gib", type=float, default=0.25 if rehearsal else 100, help="HOST_KV_BYTES")
+    parser.add_argument("--host-gib", type=float, default=100, help="HOST_KV_BYTES")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of loads that fit densely")
     parser.add_argument("--checkpoint", default="", help="directory or name, instead of a geometry")
     options = parser.parse_args()

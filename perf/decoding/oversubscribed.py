@@ -39,11 +39,6 @@ def model_shape(config: dict[str, Any], context: int) -> ModelShape:
     return ModelShape(1, 1, width, windows, context, config["index_head_dim"], top_k=config["index_topk"])
 
 
-def slot_bytes(model: ModelShape, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of one token in all layers."""
-    return len(model.windows) * model.kv_heads * model.kv_parts * model.head_dim * dtype.itemsize
-
-
 def request_bytes(
     model: ModelShape, settings: CacheSettings, length: int, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, int]:
@@ -67,16 +62,15 @@ def budget(config: dict[str, Any], load: Load, fit: int) -> int:
 
 def main() -> int:
     """Measure; writes decode_oversubscribed.json after every arm."""
-    rehearsal = not torch.cuda.is_available()
     parser = arguments(__doc__, "decode_oversubscribed.json")
-    parser.add_argument("--geometry", choices=GEOMETRIES, default="tiny" if rehearsal else "qwen3-0.6b")
-    parser.add_argument("--fit", type=int, default=2 if rehearsal else 3)
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="qwen3-0.6b")
+    parser.add_argument("--fit", type=int, default=3)
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--prompt", type=int, default=992 if rehearsal else 32_000)
-    parser.add_argument("--tokens", type=int, default=32 if rehearsal else 768)
+    parser.add_argument("--prompt", type=int, default=32_000)
+    parser.add_argument("--tokens", type=int, default=768)
     parser.add_argument(
         "--arms",
-        default="64:128:1,64:128:0" if rehearsal else "2048:3072:2,2048:4096:1,2048:5120:0",
+        default="2048:3072:2,2048:4096:1,2048:5120:0",
         help="top-k:buffer tokens:QUEST_DENSE_LAYERS of each arm, comma-separated",
     )
     options = parser.parse_args()

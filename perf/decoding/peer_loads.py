@@ -5,8 +5,7 @@ usage: python -m perf.decoding.peer_loads --out DIR [--geometry qwen3-0.6b] [--s
 
 In this process, greedy unless --sample is given; all keys and values fit the device. Each of the callers sends
 its next prompt when its last one ended. Weights are random, with a real model's geometry. A first token's time
-and a token's are those of each request, as another engine's script takes them. Without a GPU a tiny model takes
-its place, as a rehearsal whose numbers mean nothing.
+and a token's are those of each request, as another engine's script takes them. Needs a CUDA GPU.
 """
 
 import gc
@@ -36,27 +35,24 @@ GIB = 2**30
 WARM_UP = ClosedLoop(8, 4, 1_024, 64)
 SHORT = (ClosedLoop(8, 1, 1_024, 128), ClosedLoop(48, 16, 1_024, 128), ClosedLoop(96, 32, 1_024, 128))
 ALONE = ClosedLoop(3, 1, 8_192, 256)
-LOADS = {
+LOADS: dict[str, tuple[ClosedLoop, ...]] = {
     "qwen3-0.6b": (*SHORT, ClosedLoop(10, 5, 8_192, 1_500), ALONE),
     "qwen3-8b": (*SHORT, ClosedLoop(5, 5, 8_192, 500), ALONE),
-    "tiny": (ClosedLoop(2, 1, 64, 8), ClosedLoop(4, 2, 64, 8)),
 }
-CONTEXTS = {"qwen3-0.6b": 16_384, "qwen3-8b": 16_384, "tiny": 256}
+CONTEXT = 16_384
 
 
 def measure(
     checkpoint: Path, arm: Arm, loads: tuple[ClosedLoop, ...], vocabulary: int
 ) -> Iterator[tuple[str, Any]]:
     """Each load's numbers as soon as it ended."""
-    cuda = torch.cuda.is_available()
-    memory = MemoryBudget(24 * GIB, 40 * GIB, 32) if cuda else MemoryBudget(GIB // 16, GIB // 16, 4)
-    worker = build_worker(checkpoint, arm, memory)
+    worker = build_worker(checkpoint, arm, MemoryBudget(24 * GIB, 40 * GIB, 32))
     callers = Callers(arm.sampling)
     engine = DecodeEngine(worker, None, frozenset(), 10_000, callers.emit)
     callers.serve(engine)
     try:
         rng = np.random.default_rng(0)
-        callers.run(WARM_UP if cuda else loads[0], vocabulary, rng)
+        callers.run(WARM_UP, vocabulary, rng)
         gc.collect()
         gc.freeze()  # as the model does after its start
         for load in loads:
@@ -68,9 +64,8 @@ def measure(
 
 def main() -> int:
     """Measure; writes decode_peer_loads.json after every load."""
-    rehearsal = not torch.cuda.is_available()
     parser = arguments(__doc__, "decode_peer_loads-GEOMETRY.json")
-    parser.add_argument("--geometry", choices=tuple(LOADS), default="tiny" if rehearsal else "qwen3-0.6b")
+    parser.add_argument("--geometry", choices=tuple(LOADS), default="qwen3-0.6b")
     parser.add_argument("--selectors", type=by_comma, default=["auto", "dense"])
     parser.add_argument("--sample", type=json.loads, default={}, help="sampling parameters, JSON")
     parser.add_argument("--loads", type=by_comma, help="which of the loads, counted from 0")
@@ -91,12 +86,9 @@ def main() -> int:
     kinds = ["-sampled"] * bool(options.sample) + ["-prefix-cache"] * options.prefix_cache
     path = options.out / f"decode_peer_loads-{options.geometry}{''.join(kinds)}.json"
     with tempfile.TemporaryDirectory() as directory, shared_weights():
-        checkpoint = random_checkpoint.write_config(
-            options.geometry, Path(directory), CONTEXTS[options.geometry]
-        )
+        checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), CONTEXT)
         for selector in options.selectors:
-            sizes = {"sparse_top_k": 64, "device_buffer_size": 128} if rehearsal else {}
-            settings = {"selector": selector, "prefix_cache": options.prefix_cache} | sizes
+            settings = {"selector": selector, "prefix_cache": options.prefix_cache}
             arm = Arm(selector, settings, sampling=options.sample)
             found = results["arms"].setdefault(selector, {})
             for name, numbers in measure(checkpoint, arm, loads, vocabulary):
@@ -108,8 +100,7 @@ def main() -> int:
                 )
                 write_json(path, results)
             gc.collect()
-            if not rehearsal:
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
     return 0
 
 
