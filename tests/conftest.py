@@ -9,6 +9,8 @@ import pytest
 # Parallel workers share the cores; more threads than cores would slow all of them down.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+# Elsewhere, too, whatever else runs: a thread that spins until OpenMP needs it keeps a core from those that work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from hypothesis import HealthCheck, settings

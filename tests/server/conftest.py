@@ -28,6 +28,10 @@ LONGEST = (
     "test_launcher.py",
     "test_perf_analyzer.py",
     "test_api_fuzz.py",
+    "test_api_decisions.py",
+    "test_api_chat.py",
+    "test_api.py",
+    "test_decode_stream.py",
 )
 
 

@@ -77,7 +77,7 @@ def fixed_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("window", first_of(None, 40))
 def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, fixed_sums: None) -> None:
     """An item in a call, behind other calls and with its query in the pool: the same bits as alone."""
     heads, kv_heads, head_dim = 4, 2, 16

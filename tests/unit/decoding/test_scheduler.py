@@ -642,7 +642,7 @@ def test_all_sequences_get_through(**run: Any) -> None:
     get_through(**run)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=300, deadline=None)
 @RUNS
 def test_all_sequences_of_many_runs_get_through(**run: Any) -> None:

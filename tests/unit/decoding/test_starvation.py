@@ -178,7 +178,7 @@ def test_control_nothing_is_taken_from_large_ones(
     assert max(load.waits) > 1.5 * load.bound
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("whole", [False, True])
 def test_control_as_much_as_is_wanted_is_taken_from_large_ones(
     whole: bool, monkeypatch: pytest.MonkeyPatch

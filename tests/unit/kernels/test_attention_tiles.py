@@ -19,6 +19,7 @@ from hiscore.scoring.packing import pack, pool_reserve
 from hiscore.scoring.prefix_cache import PrefixCache
 from tests.support.forwards import forward_of
 from tests.support.strategies import Tokens, random_tokens, tokens
+from tests.support.tiers import first_of
 from tests.support.tiles import prepare
 
 Tile = tuple[range, list[int], range, list[int]]
@@ -69,7 +70,7 @@ def cut(forward: Forward, rows_per_tile: int, scored: np.ndarray = NO_ROWS) -> t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows_per_tile", [1, 9, 21, 32, 64])
+@pytest.mark.parametrize("rows_per_tile", first_of(1, 9, 21, 32, 64))
 def test_a_tile_reads_each_key_that_its_rows_see_once_and_no_other(rows_per_tile: int) -> None:
     rng = np.random.default_rng(rows_per_tile)
     for _ in range(2):

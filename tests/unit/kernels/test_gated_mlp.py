@@ -9,11 +9,12 @@ from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.weights import Linear
 from tests.support.layers import DEVICE, random
+from tests.support.tiers import first_of
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("multiprocessors", [1, 100])
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("multiprocessors", first_of(1, 100))
+@pytest.mark.parametrize("activation", first_of("silu", "gelu_pytorch_tanh"))
 @pytest.mark.parametrize("tile", [SMALL, MEDIUM, LARGE], ids=["small", "medium", "large"])
 def test_a_gated_product_equals_pytorch(tile: Tile, activation: str, multiprocessors: int) -> None:
     """Tiles over the edges. Bound: float32 sums; on a GPU, which takes 16 bits only, a rounding of 8 bits each."""

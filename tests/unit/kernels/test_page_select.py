@@ -191,7 +191,7 @@ def play(case: str, steps: int, full: bool = True, beside: bool = True) -> None:
     assert pair.cache.mass.cpu().tolist() == pytest.approx(pair.mass, rel=1e-5)
 
 
-@pytest.mark.parametrize("steps", first_of(2, 8, others=pytest.mark.slow))
+@pytest.mark.parametrize("steps", first_of(2, 8))
 @pytest.mark.parametrize("case", first_of(*CASES, others=pytest.mark.slow))
 def test_selection_and_residency_do_what_plain_torch_does(case: str, steps: int) -> None:
     play(case, steps)
@@ -272,7 +272,7 @@ def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatc
         play(case, 8)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_block_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows longer than a block: every running count carries over from one block to the next."""
     kernel = page_select.select_pages

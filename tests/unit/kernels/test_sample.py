@@ -125,6 +125,7 @@ class Found:
         return launch
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("listed", "narrows", "searches"), [(16, True, True), (512, False, False)])
 def test_candidates_beyond_the_list_are_narrowed_down_or_searched(
     listed: int, narrows: bool, searches: bool, monkeypatch: pytest.MonkeyPatch

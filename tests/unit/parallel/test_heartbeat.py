@@ -137,13 +137,13 @@ def test_a_beat_waits_for_nobody() -> None:
     beats.close()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_first_rank_that_is_stuck_is_ended_by_the_others() -> None:
     """It says nothing, as one that is stopped, and would not end by itself for hours."""
     assert stuck(HOURS, "serving") == (-9, b"")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_while_it_loads_it_is_not() -> None:
     """The control, for longer than silence is borne otherwise."""
     assert stuck(LOST_WITHIN_S, "starting") == (0, b"done\n")

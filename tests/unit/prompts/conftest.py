@@ -7,13 +7,12 @@ import pytest
 
 from hiscore.checkpoint import resolve
 from tests.support import tiny_tokenizers
-from tests.support.tiers import first_of
 
 # Not `twice`, which repeats a text even where no special tokens are to be added: no prompt can be written for it.
 KINDS = {**tiny_tokenizers.WITH_SAFE_SPLITS, "metaspace": tiny_tokenizers.metaspace}
 
 
-@pytest.fixture(scope="session", params=first_of("default", *KINDS, others=pytest.mark.slow))
+@pytest.fixture(scope="session", params=[*KINDS, pytest.param("default", marks=pytest.mark.slow)])
 def checkpoint(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a tokenizer."""
     if request.param == "default":

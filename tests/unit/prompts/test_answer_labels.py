@@ -51,7 +51,6 @@ def test_labels_of_many_options_have_two_letters(tokenizer: PromptTokenizer) -> 
         labels.of("choice", 500)
 
 
-@pytest.mark.slow
 def test_a_tokenizer_without_a_label_says_which(checkpoint: Path) -> None:
     labels = AnswerLabels(PromptTokenizer(checkpoint), "a\n")
     reference = AutoTokenizer.from_pretrained(checkpoint)

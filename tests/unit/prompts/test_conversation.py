@@ -38,7 +38,6 @@ def conversations(checkpoint: Path, source: str) -> Conversations:
     return Conversations(checkpoint, ChatTemplate(source, {"bos_token": "<s>"}), LIMITS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", [chat_templates.CHATML, chat_templates.QWEN3])
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 def test_it_has_the_ids_that_transformers_gives(checkpoint: Path, source: str, tools: Any) -> None:

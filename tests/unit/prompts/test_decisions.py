@@ -42,7 +42,6 @@ def whole(prompter: DecisionPrompter, state: list[Message], question: Question) 
     return ids
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_prompt_has_the_tokens_of_its_whole_text(checkpoint: Path, count: int) -> None:
     prompter = prompter_of(checkpoint)
@@ -55,7 +54,6 @@ def test_every_prompt_has_the_tokens_of_its_whole_text(checkpoint: Path, count: 
         assert item
 
 
-@pytest.mark.slow
 def test_a_plain_prompt_is_what_transformers_encodes(checkpoint: Path, tmp_path: Path) -> None:
     """With the special tokens that it puts before every text, and none behind."""
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)

@@ -32,7 +32,6 @@ def test_a_prompt_has_the_tokens_that_transformers_gives(checkpoint: Path, text:
     assert tokenizer.encode_texts([text]) == [reference(text, add_special_tokens=False)["input_ids"]]
 
 
-@pytest.mark.slow
 def test_no_protected_token_can_be_written(checkpoint: Path) -> None:
     tokenizer, backend = (
         PromptTokenizer(checkpoint, [TEMPLATE]),
@@ -63,7 +62,6 @@ def test_texts_that_meet_cannot_form_one_together(checkpoint: Path) -> None:
         assert not special & set(tokenizer.encode([first + second])[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", " ", "\n"])
 def test_a_text_cannot_go_on_with_a_token_that_the_template_begins(checkpoint: Path, before: str) -> None:
     """As in ``<{{ name }}>``: with the rest of the token's name, or with a part of it."""
@@ -109,7 +107,6 @@ def test_a_vocabulary_that_gives_one_from_plain_text_is_refused(tmp_path: Path) 
         PromptTokenizer(directory).encode_texts(["word"])
 
 
-@pytest.mark.slow
 def test_a_pair_has_the_tokens_that_transformers_gives(checkpoint: Path) -> None:
     tokenizer, reference = PromptTokenizer(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
     pair = ("Is it a fruit?", "naïve 苹果")
@@ -120,7 +117,6 @@ def test_a_pair_has_the_tokens_that_transformers_gives(checkpoint: Path) -> None
     assert tokenizer.encode_pairs([pair[0]], [pair[1]]) == [expected]
 
 
-@pytest.mark.slow
 def test_cut_keeps_whole_tokens_from_either_end(checkpoint: Path) -> None:
     tokenizer, text = PromptTokenizer(checkpoint), "Is this a fruit? Answer Yes or No."
     assert tokenizer.cut(text, 1_000) == text

@@ -149,7 +149,7 @@ def test_control_what_is_launched_is_counted(launched) -> None:
     assert work.launched.total() > 5 * BOUNDS["one call"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_graphs_change_no_bit(launched, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of several forwards, with and without graphs of the tail, and of anything.
 

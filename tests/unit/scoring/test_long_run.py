@@ -21,6 +21,7 @@ from hiscore.serving.batcher import Batcher
 from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.replies import Replies
 from tests.support.strategies import Tokens, random_tokens
+from tests.support.tiers import first_of
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.tiny_models import VOCABULARY
 from tests.support.under_load import Reply
@@ -52,7 +53,7 @@ def call(rng: np.random.Generator, queries: list[list[int]]) -> ScoreRequest:
 
 
 @pytest.mark.slow  # whole models
-@pytest.mark.parametrize(("whole", "kept"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("whole", "kept"), first_of((False, False), (True, False), (True, True)))
 def test_what_has_been_answered_is_freed(
     whole: bool, kept: bool, checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:

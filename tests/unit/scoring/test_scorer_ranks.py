@@ -25,6 +25,7 @@ from hiscore.scoring.scorer import Scorer
 from tests.support import quantised, rank_work, tiny_models
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens
+from tests.support.tiers import first_of
 from tests.support.tiny_models import FAMILIES, FIRST, VOCABULARY, WITHOUT_CLASSIFIER
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,7 @@ CALLS = [random_tokens(np.random.default_rng(0), query, items, VOCABULARY) for q
 OPTIONS = PLAIN, SOFTMAX = ScoreOptions(), ScoreOptions(apply_softmax=True, temperature=0.7)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=first_of(2, 4))
 def ranks(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
     return ranks_of(request.param)
 
@@ -58,17 +59,17 @@ def compare(checkpoint: Path, ranks: Ranks) -> None:
             np.testing.assert_allclose(other, one, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_of(*FAMILIES))
 def test_scores_equal_those_of_one_rank(family: str, ranks: Ranks, tmp_path: Path) -> None:
     compare(tiny_models.make(family, tmp_path), ranks)
 
 
-@pytest.mark.parametrize("family", [name for name in FIRST if name not in WITHOUT_CLASSIFIER])
+@pytest.mark.parametrize("family", first_of(*[name for name in FIRST if name not in WITHOUT_CLASSIFIER]))
 def test_so_do_those_of_classifiers(family: str, ranks: Ranks, tmp_path: Path) -> None:
     compare(tiny_models.make(family, tmp_path, labels=3), ranks)
 
 
-@pytest.mark.parametrize("scheme", quantised.SCHEMES)
+@pytest.mark.parametrize("scheme", first_of(*quantised.SCHEMES))
 def test_so_do_those_of_quantised_checkpoints(scheme: str, ranks: Ranks, tmp_path: Path) -> None:
     dense = tiny_models.make("llama-biased", tmp_path / "dense")
     leave = ("layers.1.self_attn",)  # as one of the schemes' configs says

@@ -101,7 +101,7 @@ def test_control_without_a_hold_pages_are_overwritten_and_read_too_early(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pages", [200, 12, 6])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(*range(3)))
 def test_under_load_scores_are_those_of_each_item_alone(
     seed: int, pages: int, checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +160,7 @@ def test_graphs_of_slices_give_the_same_bits(on_cuda: Callable[[], Scorer]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("guarded", first_of(True, False))
 def test_control_with_the_same_inputs_for_all_a_forward_is_overwritten(
     guarded: bool, on_cuda: Callable[[], Scorer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +176,7 @@ def test_control_with_the_same_inputs_for_all_a_forward_is_overwritten(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("taken", [0, 1])
+@pytest.mark.parametrize("taken", first_of(0, 1))
 def test_a_batch_that_is_given_up_leaves_the_rest_as_it_was(
     taken: int, on_cuda: Callable[[], Scorer]
 ) -> None:

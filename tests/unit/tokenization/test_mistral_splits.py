@@ -18,7 +18,7 @@ from tests.support.client_environment import package_file
 from tests.support.tiny_tokenizers import CORPUS
 from tests.unit.tokenization.test_mark_splits import holds, rule_of
 
-pytestmark = pytest.mark.slow  # `make check` has no environment with Mistral's package
+pytestmark = pytest.mark.exhaustive  # `make check` has no environment with Mistral's package
 
 VOCABULARIES = {
     "tokenizer.model.v1": 32_000,

@@ -12,6 +12,7 @@ from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
 from tests.support.decode_cache import KnownCache, forget, unique_contents
 from tests.support.lru_model import LruModel
+from tests.support.tiers import first_of
 
 NEWEST = 5
 SHAPE = CacheShape(
@@ -151,7 +152,7 @@ def play(steps: int, seed: int = 3) -> Play:
     return game
 
 
-@pytest.mark.parametrize("steps", [60, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", first_of(60, 1_000))
 def test_steps_match_a_plain_model(steps: int) -> None:
     game = play(steps)
     assert game.joined > steps / 20

@@ -17,7 +17,7 @@ from tests.support import decode_rank_work
 from tests.support.decode_client import serving
 from tests.support.decoding import checkpoint, prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.support.decoding import checkpoint, prompt
 from tests.unit.decoding.worker.test_worker_engine import Call
 from tests.unit.decoding.worker.test_worker_ranks import SETTINGS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 CALLS: list[Call] = [
     # Penalties are no part of a forward's own choice of tokens.

@@ -19,7 +19,7 @@ from tests.support import decode_rank_work, tiny_models
 from tests.support.decode_client import Client, Outcome, serving
 from tests.support.decoding import build, checkpoint, prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 FEW = (160, 192)
 """Selected and buffered: a longer sequence is spilled for want of device pages."""

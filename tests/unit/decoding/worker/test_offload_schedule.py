@@ -17,6 +17,7 @@ from tests.support.offload_load import SEQUENCES, Load, Run
 from tests.support.queue_mutations import Kind, Mutated
 from tests.support.queue_simulator import Cell, Simulator
 from tests.support.tensor_memory import TensorMemory
+from tests.support.tiers import first_of
 
 WIDTHS = [3, 1]
 SLOW = 50.0
@@ -92,7 +93,7 @@ def test_without_any_kind_of_wait_query_or_record_something_breaks(width: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", first_of(*WIDTHS))
 def test_no_single_wait_is_too_many(width: int) -> None:
     """Where the other queue is slow, leaving out any single call is noticed."""
     for load in [Load(page, width, seed, steps=20) for page in (1, 4) for seed in range(2)]:

@@ -17,7 +17,7 @@ from tests.support.decode_client import serving
 from tests.support.decoding import build, checkpoint, prompt
 from tests.unit.decoding.worker.test_worker_ranks import with_a_head_for_each_rank
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 START = prompt(150)
 LATER = np.concatenate((START[:130], prompt(10, seed=2)))  # shares four blocks of 32

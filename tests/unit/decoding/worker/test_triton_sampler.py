@@ -17,6 +17,7 @@ from hiscore.decoding.worker.step_runner import COUNTERS, feed, new_input_ids
 from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.decoding.worker.token_sampler import TokenSampler
 from hiscore.decoding.worker.triton_sampler import Feeding, draw
+from tests.support.tiers import first_of
 from tests.unit.decoding.worker.test_step_runner import Counted
 from tests.unit.decoding.worker.test_token_sampler import VOCABULARY, Row, batch_of
 
@@ -118,7 +119,7 @@ def penalised_rows() -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("forgets", first_of(False, True))
 def test_penalties_are_those_of_the_sampler(forgets: bool) -> None:
     """To the bit, whichever of both counted a token. forgets: the control, kernels count none."""
     rows, steps = penalised_rows(), Steps()

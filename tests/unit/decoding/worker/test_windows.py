@@ -19,6 +19,7 @@ from tests.support.decode_client import serving
 from tests.support.decode_truth import DecodeTruth
 from tests.support.decoding import CONTEXT, build, prompt
 from tests.support.late_copies import LateCopies
+from tests.support.tiers import first_of
 from tests.support.windows import FEW, HOST_LAYERS, WINDOW, checkpoints, outputs
 from tests.unit.decoding.worker.test_worker_truth import SINGLE, WRONG, largest_error
 
@@ -36,7 +37,7 @@ def late(worker: CacheWorker) -> CacheWorker:
     return LateCopies(5).install(worker)
 
 
-@pytest.mark.parametrize("selector", ["dense", "auto", "quest"])
+@pytest.mark.parametrize("selector", first_of("dense", "auto", "quest"))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_where_a_window_is_kept_no_bit_changes(
     path: Any, family: str, selector: str, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +96,7 @@ def test_control_a_prompt_that_does_not_reach_its_window_is_seen(
     assert error > WRONG
 
 
-@pytest.mark.parametrize("pages", [3, 5])
+@pytest.mark.parametrize("pages", first_of(3, 5))
 def test_with_pages_for_few_windows_sequences_give_theirs_up_and_start_over(path: Any, pages: int) -> None:
     """A window takes two pages: all have the tokens that they have alone, and poison shows in none."""
     directory = path(f"gpt-oss@{WINDOW}")

@@ -20,6 +20,7 @@ from tests.support import decode_cache
 from tests.support.decode_client import Client, Outcome, serving
 from tests.support.decoding import build, prompt, spoil
 from tests.support.late_copies import LateCopies
+from tests.support.tiers import first_of
 from tests.support.worker_driver import Driver, host_rows
 
 pytestmark = pytest.mark.slow  # whole models
@@ -248,7 +249,7 @@ STAGES = [
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("selector", ["dense", "exact", "dsa"])
+@pytest.mark.parametrize("selector", first_of("dense", "exact", "dsa"))
 def test_an_abort_at_each_stage_gives_everything_back(
     workers: Any, alone: Any, selector: str, stage: Status
 ) -> None:

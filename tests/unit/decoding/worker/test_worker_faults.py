@@ -20,6 +20,7 @@ from hiscore.errors import Code, RequestError
 from tests.support.decode_client import Outcome, serving
 from tests.support.decoding import build, prompt
 from tests.support.limited_memory import LimitedMemory
+from tests.support.tiers import first_of
 from tests.support.tiny_models import VOCABULARY
 
 pytestmark = pytest.mark.slow  # whole models
@@ -65,7 +66,7 @@ def failing(ops: Any, operation: str, at: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("selector", SETTINGS)
-@pytest.mark.parametrize("chunk", [8, 24, 96])
+@pytest.mark.parametrize("chunk", first_of(8, 24, 96))
 @pytest.mark.parametrize("at", [1, 3, 4])
 def test_a_prompts_copy_that_fails_ends_its_own_sequence(
     worker_of: Any, selector: str, chunk: int, at: int

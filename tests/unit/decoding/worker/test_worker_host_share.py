@@ -14,6 +14,7 @@ from hiscore.parallel.leader import Ranks
 from tests.support import decode_rank_work
 from tests.support.decode_client import serving
 from tests.support.decoding import build, checkpoint, prompt
+from tests.support.tiers import first_of
 from tests.unit.decoding.worker.test_worker_ranks import CALLS, SETTINGS, together, tokens
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ LONG = [{**each, "max_tokens": 40, "sparse": True} for each in CALLS[:4]]
 """Calls that are preempted and restored, and select what has long left their buffers."""
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=first_of(2, 4))
 def ranks(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
     return ranks_of(request.param)
 

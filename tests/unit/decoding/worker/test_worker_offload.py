@@ -15,6 +15,7 @@ from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.deepseek.latent_cache import StagedLatents
 from tests.support.decoding import build, prompt
 from tests.support.late_copies import LateCopies
+from tests.support.tiers import first_of
 from tests.support.worker_driver import Driver, host_rows
 
 pytestmark = pytest.mark.slow  # whole models
@@ -132,7 +133,7 @@ def lengths_of(worker: CacheWorker) -> list[int]:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("ring", RINGS)
+@pytest.mark.parametrize("ring", first_of(*RINGS))
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_the_host_has_what_was_written(
     path: Any, kept: list[Tensor], selector: str, ring: int, late: bool

@@ -21,6 +21,7 @@ from hiscore.parallel.shard import Shard
 from tests.support import decode_rank_work, rank_work
 from tests.support.decode_client import serving
 from tests.support.decoding import build, checkpoint
+from tests.support.tiers import first_of
 from tests.unit.decoding.worker.test_worker_engine import Call, call
 
 pytestmark = pytest.mark.slow
@@ -131,13 +132,13 @@ def check(name: str, ranks: Ranks, checkpoints: dict[str, Path], calls: Sequence
 
 
 @TWO_RANKS
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", first_of(*SETTINGS))
 def test_tokens_are_those_of_one_rank(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
     check(name, ranks, checkpoints)
 
 
 @TWO_RANKS
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("late", first_of(0, 1))
 @pytest.mark.parametrize("name", ["exact", "latents, shared selections"])
 def test_copies_that_are_late_on_one_rank_change_no_token(
     name: str, late: int, ranks: Ranks, checkpoints: dict[str, Path]
@@ -173,6 +174,7 @@ def test_without_one_ranks_part_of_the_sums_they_differ(
         ranks.do(rank_work.add_again)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ranks", [4], indirect=True)
 @pytest.mark.parametrize("name", FOR_FOUR)
 def test_so_are_those_of_four(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:

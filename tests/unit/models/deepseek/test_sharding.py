@@ -24,6 +24,7 @@ from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.shard import WHOLE, Shard
 from tests.support import dsa_rank_work, published_dsa, tiny_dsa
+from tests.support.tiers import first_of
 from tests.support.weights import held
 
 pytestmark = pytest.mark.slow
@@ -165,7 +166,7 @@ def check_mlp(parts: list[Mlp], whole: Mlp | None) -> None:
     assert torch.equal(torch.cat([dense(part.down) for part in parts], dim=1), dense(whole.down))
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=first_of(2, 4))
 def leader(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
     return ranks_of(request.param)
 
