@@ -203,7 +203,7 @@ def _decider(settings: ApiProcessSettings, models: Models) -> Decider:
         and not is_classifier(config.get("architectures"))
     ):
         prompter = DecisionPrompter(checkpoint, _limits(settings))
-    return Decider(models, prompter, read_calibration(settings.calibration), settings.api_max_body_bytes)
+    return Decider(models, prompter, read_calibration(settings.calibration), settings.max_body_bytes)
 
 
 def _ranker(settings: ApiProcessSettings, models: Models) -> Ranker:

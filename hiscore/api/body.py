@@ -218,6 +218,4 @@ def _not_such_a_request(message: str) -> ApiError:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(
-        413, f"the body is larger than {max_bytes} bytes, after decompression too (API_MAX_BODY_BYTES)"
-    )
+    return ApiError(413, f"the body is larger than {max_bytes} bytes, after decompression too")

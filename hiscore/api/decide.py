@@ -175,8 +175,7 @@ class Decider:
         )
         if characters > self._max_characters:
             raise bad_request(
-                f"'debias' makes {characters} characters of these questions: at most {self._max_characters} "
-                "(API_MAX_BODY_BYTES)",
+                f"'debias' makes {characters} characters of these questions: at most {self._max_characters}",
                 "debias",
             )
 

@@ -130,7 +130,7 @@ class Endpoint:
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         self._keys.check(headers)
         settings = self._settings
-        body = await read_body(receive, headers, settings.api_max_body_bytes, settings.body_timeout_s)
+        body = await read_body(receive, headers, settings.max_body_bytes, settings.body_timeout_s)
         await check_values(body)
         return body
 

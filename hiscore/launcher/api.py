@@ -20,6 +20,7 @@ from hiscore.launcher.api_tls import LinkRefused, link_variables
 from hiscore.launcher.child import start_child
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.ports import free_ports, is_free
+from hiscore.launcher.repository import text_bytes
 from hiscore.launcher.watchdog import RESTART_WINDOW_S, RestartPolicy
 from hiscore.settings import ApiProcessSettings, ServeSettings
 
@@ -149,6 +150,7 @@ class Api:
             "checkpoint": str(self._checkpoint),
             "backend": self._backend,
             "served_models": ",".join(self._models),
+            "max_body_bytes": body_bytes(settings),
             "listen_address": settings.api_address or settings.bind_address,
             "listen_port": self.port,
             "listen_tls_cert": settings.tls_cert,
@@ -192,6 +194,11 @@ def _lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def body_bytes(settings: ServeSettings) -> int:
+    """Bytes of a body that the API reads: four times the text of the largest call, for escapes in JSON."""
+    return 4 * text_bytes(settings)
 
 
 def choose_port(settings: ServeSettings) -> int:

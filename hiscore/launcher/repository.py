@@ -11,6 +11,7 @@ from hiscore.launcher.device_choice import visible_gpus
 from hiscore.launcher.errors import LaunchError
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
 from hiscore.settings import MODEL_SETTINGS, MODEL_SETTINGS_FILE, Selector, ServeSettings
+from hiscore.settings.groups import TextLimit
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_repository"
 CONFIG = "config.pbtxt"
@@ -108,6 +109,7 @@ def model_values(
     given: dict[str, Any] = dict(settings) | {"checkpoint": str(checkpoint)}
     given["max_batch_tokens"] = batch_tokens(settings, device)
     given["takes_text"] = "score" in models
+    given["max_text_bytes"] = text_bytes(settings)
     if "decode" in models:
         given["selector"] = _selector(settings, selectors)
     alone: dict[str, object] = {"max_batch_calls": settings.max_batch_calls}
@@ -128,6 +130,11 @@ def model_values(
         | ({SETTINGS: _settings_json(model, given)} if model in MODEL_SETTINGS else {})
         for model in models
     }
+
+
+def text_bytes(settings: ServeSettings) -> int:
+    """Bytes of text that one call may hold: two for each of MAX_CALL_TOKENS, but no less than by default."""
+    return max(TextLimit().max_text_bytes, 2 * settings.max_call_tokens)
 
 
 def num_instances(settings: ServeSettings, device: Literal["cpu", "cuda"]) -> int:

@@ -37,9 +37,6 @@ class ApiSettings(Settings):
     api_keys_file: Annotated[Path | None, OFF] = Field(
         default=None, description="file with one API key a line: callers must send one"
     )
-    api_max_body_bytes: PositiveInt = Field(
-        default=32 * 2**20, description="bytes of a request's body, after decompression"
-    )
     prompt_template: Annotated[str, AUTO_TEXT] = Field(
         default="",
         description="how rerank requests become prompts: the name of a built-in template "
@@ -60,6 +57,8 @@ class ApiSettings(Settings):
 class ApiBounds(ApiSettings, QueueSettings):
     """The settings that bound a request, and bounds that no deployment sets: callers meet them only by abuse."""
 
+    max_body_bytes: PositiveInt = 32 * 2**20
+    """Bytes of a body, after decompression."""
     max_connections: PositiveInt = 1_024
     """Connections per process, each of which may hold a body; further ones are answered with 503."""
     header_timeout_s: PositiveInt = 10

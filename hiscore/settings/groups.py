@@ -83,22 +83,23 @@ class ContextLimit(Settings):
     )
 
 
-class TextLimit(ContextLimit):
-    """How much text one call may contain."""
-
-    section = "Limits of one call"
-
-    max_text_bytes: PositiveInt = Field(
-        default=8 * 2**20, description="bytes of text: query, items and labels, or one prompt"
-    )
-
-
-class Limits(TextLimit):
-    """Limits of one scoring call; anything larger is refused before any work is done on it."""
+class CallLimits(ContextLimit):
+    """Settings that limit one scoring call; anything larger is refused before any work is done on it."""
 
     max_items: PositiveInt = Field(default=10_000, description="items")
     max_labels: PositiveInt = Field(default=1_000, description="labels")
     max_call_tokens: PositiveInt = Field(default=4_000_000, description="tokens, the query counted once")
+
+
+class TextLimit(Settings):
+    """A limit that follows from the others."""
+
+    max_text_bytes: PositiveInt = 8 * 2**20
+    """Bytes of UTF-8: query, items and labels, or one prompt."""
+
+
+class Limits(CallLimits, TextLimit):
+    """All limits of one scoring call."""
 
 
 class QueueSettings(Settings):

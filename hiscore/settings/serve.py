@@ -12,8 +12,8 @@ from hiscore.settings.api import ApiSettings
 from hiscore.settings.choices import Device
 from hiscore.settings.groups import (
     CacheSettings,
+    CallLimits,
     Division,
-    Limits,
     LogSettings,
     Port,
     Precision,
@@ -136,7 +136,7 @@ class ServeSettings(
     SamplingSettings,
     CacheSettings,
     ScoringSettings,
-    Limits,
+    CallLimits,
     TritonBatching,
     ApiSettings,
     Network,

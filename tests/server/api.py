@@ -4,12 +4,14 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from hiscore.launcher import Server
+from hiscore.launcher import api as api_module
 from hiscore.launcher.api import Api
 from hiscore.settings import ServeSettings
 from tests.support.timeouts import TIMEOUT_S, wait_until
@@ -30,11 +32,13 @@ class Reply:
 
 
 @contextmanager
-def api_of(server: Server, log: Path, **settings: Any) -> Iterator[Api]:
-    """The API of a running server, on a free port."""
+def api_of(server: Server, log: Path, max_body: int | None = None, **settings: Any) -> Iterator[Api]:
+    """The API of a running server, on a free port; max_body: of its bodies, in bytes."""
     chosen = ServeSettings(**{"model": str(server.checkpoint), "api_port": 0, **settings})
-    with Api(chosen, server.checkpoint, server.grpc_url, server.models, log) as api:
-        yield api
+    with ExitStack() as stack:
+        if max_body:
+            stack.enter_context(mock.patch.object(api_module, "body_bytes", return_value=max_body))
+        yield stack.enter_context(Api(chosen, server.checkpoint, server.grpc_url, server.models, log))
 
 
 def call(api: Api, path: str, body: Any = None, **headers: str) -> Reply:

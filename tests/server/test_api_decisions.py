@@ -36,7 +36,7 @@ def api(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ap
     with api_of(
         server,
         directory / "api.log",
-        api_max_body_bytes=MAX_BODY,
+        max_body=MAX_BODY,
         calibration=directory / "calibration.json",
     ) as running:
         yield running
@@ -389,7 +389,7 @@ def test_rotations_are_bounded(api: Api) -> None:
     many = [(f"{index}" + "x" * 150, None) for index in range(255)]
     refused = call(api, "/v1/decisions", body(questions=[choice(many)], debias="rotations"))
     assert refused.status == 400
-    assert "API_MAX_BODY_BYTES" in refused.json["error"]["message"]
+    assert f"at most {MAX_BODY}" in refused.json["error"]["message"]
     small = [choice([(str(index), None) for index in range(255)], name=str(each)) for each in range(40)]
     refused = call(api, "/v1/decisions", body(questions=small, debias="rotations"))
     assert "10200 prompts" in refused.json["error"]["message"]

@@ -8,11 +8,12 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 
-from hiscore.launcher import Server
+from hiscore.launcher import Server, repository
 from hiscore.settings import ServeSettings
 from tests.server.conftest import StartServer
 from tests.support.deployment import DOCKER
@@ -56,13 +57,10 @@ def test_a_server_that_answers_lives(lm: Server, models: str) -> None:
 
 @pytest.mark.parametrize("models", [SCORING, "decode"])
 def test_a_server_that_refuses_lives(start_server: StartServer, tiny_lm: Path, models: str) -> None:
-    narrow = start_server(
-        tiny_lm,
-        models="score,tokenizer,scorer,decode",
-        query_cache_bytes=2**24,
-        max_streams=2,
-        max_text_bytes=len("canary") - 1,
-    )
+    with mock.patch.object(repository, "text_bytes", return_value=len("canary") - 1):
+        narrow = start_server(
+            tiny_lm, models="score,tokenizer,scorer,decode", query_cache_bytes=2**24, max_streams=2
+        )
     assert canary(narrow.grpc_url, models) == 0
 
 

@@ -23,7 +23,7 @@ EACH_ROUTE = pytest.mark.parametrize(
 
 @pytest.fixture
 def client(make_client: MakeClient) -> TestClient:
-    return make_client(api_max_body_bytes=MAX_BODY)
+    return make_client(max_body_bytes=MAX_BODY)
 
 
 def post(client: TestClient, path: str, content: bytes, **headers: str) -> tuple[int, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hiscore.launcher.api import body_bytes
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.repository import (
     TEMPLATES,
@@ -13,6 +14,7 @@ from hiscore.launcher.repository import (
     model_values,
     render,
     select,
+    text_bytes,
     write_repository,
 )
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
@@ -74,7 +76,7 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
         "prefix_cache": True,
     }  # fmt: skip
     every = {name for declared in MODEL_SETTINGS.values() for name in declared.model_fields}
-    numbers = sorted(every - set(given) - {"checkpoint", "takes_text"})
+    numbers = sorted(every - set(given) - {"checkpoint", "takes_text", "max_text_bytes"})
     given |= {name: 100 + place for place, name in enumerate(numbers)} | {
         "sparse_top_k": 99,
         "backup_ring": 98,
@@ -85,7 +87,7 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     write_repository(TEMPLATES, tmp_path, values)
     assert set(MODEL_SETTINGS) == set(MODELS) - {"score"}
     for model, declared in MODEL_SETTINGS.items():
-        expected = {**given, "checkpoint": str(checkpoint), "takes_text": True}
+        expected = {**given, "checkpoint": str(checkpoint), "takes_text": True, "max_text_bytes": 8 * 2**20}
         assert dict(from_model_directory(declared, tmp_path / model)) == {
             name: expected[name] for name in declared.model_fields
         }
@@ -206,3 +208,9 @@ def test_a_selector_that_the_checkpoint_has_not_is_refused() -> None:
         model_values(settings, Path("/a"), "cpu", ("scorer", "decode"), SELECTORS)
     # Where decode is not loaded, its setting is not checked.
     assert set(model_values(settings, Path("/a"), "cpu", ("scorer",), SELECTORS)) == {"scorer"}
+
+
+@pytest.mark.parametrize(("tokens", "text"), [(1, 2**23), (4_000_000, 2**23), (2**23, 2**24)])
+def test_the_text_and_the_body_of_a_call_follow_its_tokens(tokens: int, text: int) -> None:
+    settings = ServeSettings(max_call_tokens=tokens)
+    assert (text_bytes(settings), body_bytes(settings)) == (text, 4 * text)
