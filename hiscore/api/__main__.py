@@ -1,5 +1,6 @@
 """The API's process: ``python -m hiscore.api``, started by the launcher with its settings in the environment."""
 
+import logging
 import os
 import ssl
 import sys
@@ -7,9 +8,12 @@ import tempfile
 
 import uvicorn
 from pydantic import ValidationError
+from starlette.applications import Starlette
 from uvicorn.supervisors import Multiprocess
 
-from hiscore.api.worker import configure_api
+from hiscore.api.app import create_app
+from hiscore.api.protocol import LimitedProtocol
+from hiscore.logs import LogFormat, configure
 from hiscore.settings import ApiProcessSettings
 
 
@@ -20,7 +24,7 @@ def main() -> int:
     except ValidationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    configure_api(settings.log_format)
+    _log_as_models(settings.log_format)
     if settings.api_processes == 1:
         config = uvicorn_config(settings)
         # Left to itself, asyncio would make a socket that takes no IPv4 on ::. A signal ends the process in here.
@@ -35,9 +39,9 @@ def main() -> int:
 
 
 def uvicorn_config(settings: ApiProcessSettings) -> uvicorn.Config:
-    """How uvicorn runs the application."""
+    """Make the settings by which uvicorn runs the application."""
     return uvicorn.Config(
-        "hiscore.api.worker:app",
+        "hiscore.api.__main__:app",
         factory=True,
         host=settings.listen_address,
         port=settings.listen_port,
@@ -59,6 +63,19 @@ def uvicorn_config(settings: ApiProcessSettings) -> uvicorn.Config:
         ssl_ca_certs=str(settings.listen_tls_client_ca) if settings.listen_tls_client_ca else None,
         ssl_cert_reqs=ssl.CERT_REQUIRED if settings.listen_tls_client_ca else ssl.CERT_NONE,
     )
+
+
+def app() -> Starlette:
+    """Make the application of a process that uvicorn has just started."""
+    settings = ApiProcessSettings()  # type: ignore[call-arg]
+    _log_as_models(settings.log_format)
+    LimitedProtocol.header_timeout_s = settings.header_timeout_s
+    return create_app(settings)
+
+
+def _log_as_models(log_format: LogFormat) -> None:
+    configure(log_format, "hiscore %(levelname)s %(name)s: %(message)s", model="api")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from hiscore.api.chat_answer import ChatCompletion
 from hiscore.api.decide import Decider
 from hiscore.api.endpoint import Endpoint, Variant, own_or_new_id
 from hiscore.api.errors import ApiError, cohere_error, nim_error, openai_error, tei_error
+from hiscore.api.generation import Generator
 from hiscore.api.logprobs import LogprobsReader
 from hiscore.api.metrics import Metrics
 from hiscore.api.models import Models
@@ -55,8 +56,50 @@ class Application(Starlette):
         await (endpoint or super().__call__)(scope, receive, send)
 
 
+class Pages:
+    """The routes beside the endpoints: models, readiness, metrics and the description.
+
+    Args:
+        description: The OpenAPI description, as JSON.
+    """
+
+    def __init__(
+        self, models: Models, names: ModelNames, metrics: Metrics, keys: Keys, description: bytes
+    ) -> None:
+        self._models, self._names, self._metrics, self._keys = models, names, metrics, keys
+        self._description = description
+
+    def routes(self) -> list[Route]:
+        """List the routes."""
+        return [
+            Route("/v1/models", self._list),
+            Route("/v1/models/{name:path}", self._one),
+            Route("/health", self._health),
+            Route("/metrics", self._page),
+            Route("/openapi.json", self._describe),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        self._keys.check(request.headers)
+        return JSONResponse({"object": "list", "data": [_model(name) for name in self._names.names]})
+
+    async def _one(self, request: Request) -> Response:
+        self._keys.check(request.headers)
+        return JSONResponse(_model(self._names.check(request.path_params["name"])))
+
+    async def _health(self, request: Request) -> Response:
+        ready = await self._models.is_ready()
+        return JSONResponse({"status": "ok" if ready else "the models are not ready"}, 200 if ready else 503)
+
+    async def _page(self, request: Request) -> Response:
+        return Response(self._metrics.page(), media_type=METRICS_TYPE)
+
+    async def _describe(self, request: Request) -> Response:
+        return Response(self._description, media_type="application/json")
+
+
 def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
-    """The application. Its settings come from the environment if none are given.
+    """Make the application. Its settings come from the environment if none are given.
 
     Raises:
         ValueError: The template, its labels or the file of keys cannot be used.
@@ -75,31 +118,6 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
     endpoints = [
         Endpoint(route, variants, settings, keys, metrics) for route, variants in variants_of.items()
     ]
-    description = describe(endpoints)
-
-    async def health(request: Request) -> Response:
-        ready = await models.is_ready()
-        return JSONResponse({"status": "ok" if ready else "the models are not ready"}, 200 if ready else 503)
-
-    async def list_models(request: Request) -> Response:
-        try:
-            keys.check(request.headers)
-        except ApiError as error:
-            return _error(request, error)
-        return JSONResponse({"object": "list", "data": [_model(name) for name in names.names]})
-
-    async def one_model(request: Request) -> Response:
-        try:
-            keys.check(request.headers)
-            return JSONResponse(_model(names.check(request.path_params["name"])))
-        except ApiError as error:
-            return _error(request, error)
-
-    async def metrics_page(request: Request) -> Response:
-        return Response(metrics.page(), media_type=METRICS_TYPE)
-
-    async def openapi(request: Request) -> Response:
-        return Response(description, media_type="application/json")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -109,13 +127,9 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
     app = Application(
         routes=[
             *(Route(each.route, each, methods=["POST"]) for each in endpoints),
-            Route("/v1/models", list_models),
-            Route("/v1/models/{name:path}", one_model),
-            Route("/health", health),
-            Route("/metrics", metrics_page),
-            Route("/openapi.json", openapi),
+            *Pages(models, names, metrics, keys, describe(endpoints)).routes(),
         ],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _http_error, ApiError: _api_error},
         lifespan=lifespan,
     )
     app.endpoints = {each.route: each for each in endpoints}
@@ -123,7 +137,7 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
 
 
 def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> dict[str, list[Variant]]:
-    """The wire formats of each route that scores."""
+    """Make the wire formats of each route that scores."""
     # Whatever the checkpoint's own context is, it is not longer.
     limits_of_ids = TokenLimits(settings.max_context or DEFAULT_MAX_CONTEXT, settings.max_call_tokens)
     ranked: dict[str, Any] = {"ranker": _ranker(settings, models), "names": names}
@@ -171,15 +185,15 @@ def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> d
 def generating_routes(
     settings: ApiProcessSettings, models: Models, names: ModelNames, metrics: Metrics
 ) -> dict[str, list[Variant]]:
-    """The wire formats of each route that generates text."""
+    """Make the wire formats of each route that generates text."""
     checkpoint = settings.checkpoint
     has_tokenizer = (checkpoint / "tokenizer.json").is_file()
-    logprobs = LogprobsReader(checkpoint) if has_tokenizer else None
     template = read_chat_template(checkpoint) if has_tokenizer else None
+    generator = Generator(
+        models, names, Sampling(checkpoint), LogprobsReader(checkpoint) if has_tokenizer else None, metrics
+    )
     conversations = Conversations(checkpoint, template, _limits(settings)) if template else None
-    sampling = Sampling(checkpoint)
-    completed = completions.Completions(models, names, sampling, logprobs, metrics)
-    chatted = chat.Chat(models, names, sampling, conversations, logprobs, metrics)
+    completed, chatted = completions.Completions(generator), chat.Chat(generator, conversations)
     return {
         completions.ROUTE: [
             Variant(completions.CompletionRequest, completions.Completion, completed.handle, streams=True)
@@ -227,10 +241,15 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "hiscore"}
 
 
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _error(request, error)
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     told = ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
-    # Of a wrong method, the right ones.
+    # A wrong method's answer names the right ones.
     return _error(request, told, error.headers or {})
 
 

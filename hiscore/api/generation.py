@@ -3,12 +3,29 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
-from hiscore.api.metrics import TokenTimes
+from hiscore.api.logprobs import LogprobsReader
+from hiscore.api.metrics import Metrics, TokenTimes
 from hiscore.api.models import Models
-from hiscore.api.sampling import Parameter, of_choice
-from hiscore.api.wire import Usage
+from hiscore.api.sampling import Parameter, Sampling, of_choice
+from hiscore.api.wire import ModelNames, Usage
 from hiscore_client import Chunk
+
+
+@dataclass(frozen=True)
+class Generator:
+    """The parts with which routes generate text.
+
+    Attributes:
+        logprobs: Names tokens; None: there is no tokenizer.
+    """
+
+    models: Models
+    names: ModelNames
+    sampling: Sampling
+    logprobs: LogprobsReader | None
+    metrics: Metrics
 
 
 class Generations:

@@ -13,12 +13,9 @@ from hiscore.api.chat_tools import ToolChoice, ToolUse, tool_use
 from hiscore.api.encoding import off_loop
 from hiscore.api.errors import bad_request
 from hiscore.api.events import EventStream, started
-from hiscore.api.generation import Generations
-from hiscore.api.logprobs import LogprobsReader
-from hiscore.api.metrics import Metrics
-from hiscore.api.models import Models
-from hiscore.api.sampling import GeneratedTokens, GenerationRequest, Sampling
-from hiscore.api.wire import SOME, Ignored, ModelNames
+from hiscore.api.generation import Generations, Generator
+from hiscore.api.sampling import GeneratedTokens, GenerationRequest
+from hiscore.api.wire import SOME, Ignored
 from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.conversation import ChatPrompt, Conversations
@@ -66,25 +63,11 @@ class Chat:
     """Serves the route.
 
     Args:
-        models: Where answers are generated.
-        names: What requests may call the model.
-        sampling: What requests leave open.
         conversations: Makes the prompts; None: the checkpoint has no chat template, and every request is refused.
-        logprobs: Names tokens; None: there is no tokenizer.
-        metrics: Where tokens are timed.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        names: ModelNames,
-        sampling: Sampling,
-        conversations: Conversations | None,
-        logprobs: LogprobsReader | None,
-        metrics: Metrics,
-    ) -> None:
-        self._models, self._names, self._sampling = models, names, sampling
-        self._conversations, self._logprobs, self._metrics = conversations, logprobs, metrics
+    def __init__(self, generator: Generator, conversations: Conversations | None) -> None:
+        self._generator, self._conversations = generator, conversations
 
     async def handle(self, request: ChatRequest, request_id: str) -> ChatCompletion | EventStream:
         """Answer a request.
@@ -92,10 +75,10 @@ class Chat:
         Raises:
             ApiError: It cannot be served.
         """
-        model = self._names.check(request.model)
-        if self._conversations is None or self._logprobs is None:
+        model = self._generator.names.check(request.model)
+        if self._conversations is None or self._generator.logprobs is None:
             raise bad_request("this model has no chat template: use /v1/completions", "messages")
-        times = self._metrics.token_times(ROUTE)
+        times = self._generator.metrics.token_times(ROUTE)
         try:
             use = tool_use(
                 request.tools,
@@ -107,7 +90,9 @@ class Chat:
         except RecursionError:
             raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
         parameters = self._parameters(request, use, self._conversations)
-        generations = Generations(self._models, [prompt.ids], request.choices, parameters, request_id, times)
+        generations = Generations(
+            self._generator.models, [prompt.ids], request.choices, parameters, request_id, times
+        )
         tells_reasoning = self._conversations.reasons and request.separate_reasoning is not False
         answers = [
             ChatAnswer(
@@ -115,7 +100,7 @@ class Chat:
                 prompt.reasoning if tells_reasoning and use.schema is None else None,
                 use.format,
                 request.parallel_tool_calls is not False,
-                self._logprobs if request.logprobs else None,
+                self._generator.logprobs if request.logprobs else None,
             )
             for index in range(request.choices)
         ]
@@ -134,7 +119,7 @@ class Chat:
         )
 
     def _parameters(self, request: ChatRequest, use: ToolUse, conversations: Conversations) -> dict[str, Any]:
-        parameters = self._sampling.parameters(request)
+        parameters = self._generator.sampling.parameters(request)
         if request.max_completion_tokens is not None:
             parameters["max_tokens"] = request.max_completion_tokens
         if request.top_logprobs and not request.logprobs:

@@ -10,12 +10,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from hiscore.api.errors import bad_request
 from hiscore.api.events import EventStream, started
-from hiscore.api.generation import Generations
-from hiscore.api.logprobs import LogprobsReader, TextLogprobs
-from hiscore.api.metrics import Metrics
-from hiscore.api.models import Models
-from hiscore.api.sampling import MAX_CHOICES, GenerationRequest, Sampling
-from hiscore.api.wire import SOME, Ignored, ModelNames, TokenId, Usage
+from hiscore.api.generation import Generations, Generator
+from hiscore.api.logprobs import TextLogprobs
+from hiscore.api.sampling import MAX_CHOICES, GenerationRequest
+from hiscore.api.wire import SOME, Ignored, TokenId, Usage
 
 ROUTE = "/v1/completions"
 # OpenAI's default of this route.
@@ -56,26 +54,10 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class Completions:
-    """Serves the route.
+    """Serves the route."""
 
-    Args:
-        models: Where texts are generated.
-        names: What requests may call the model.
-        sampling: What requests leave open.
-        logprobs: Names tokens; None: there is no tokenizer.
-        metrics: Where tokens are timed.
-    """
-
-    def __init__(
-        self,
-        models: Models,
-        names: ModelNames,
-        sampling: Sampling,
-        logprobs: LogprobsReader | None,
-        metrics: Metrics,
-    ) -> None:
-        self._models, self._names, self._sampling = models, names, sampling
-        self._logprobs, self._metrics = logprobs, metrics
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
 
     async def handle(self, request: CompletionRequest, request_id: str) -> Completion | EventStream:
         """Answer a request.
@@ -83,7 +65,7 @@ class Completions:
         Raises:
             ApiError: It cannot be served.
         """
-        model = self._names.check(request.model)
+        model = self._generator.names.check(request.model)
         prompts = _prompts(request.prompt)
         if len(prompts) * request.choices > MAX_CHOICES:
             raise bad_request(
@@ -91,15 +73,17 @@ class Completions:
             )
         if request.best_of is not None and request.best_of != request.choices:
             raise bad_request("'best_of' is not served: leave it out, or set it to n", "best_of")
-        parameters = {"max_tokens": MAX_TOKENS} | self._sampling.parameters(request)
+        parameters = {"max_tokens": MAX_TOKENS} | self._generator.sampling.parameters(request)
         if request.add_special_tokens is not None:
             parameters["add_special_tokens"] = request.add_special_tokens
         if request.logprobs is not None:
-            if self._logprobs is None:
+            if self._generator.logprobs is None:
                 raise bad_request("'logprobs' needs a tokenizer, which this model has not", "logprobs")
             parameters["logprobs"] = request.logprobs
-        times = self._metrics.token_times(ROUTE)
-        generations = Generations(self._models, prompts, request.choices, parameters, request_id, times)
+        times = self._generator.metrics.token_times(ROUTE)
+        generations = Generations(
+            self._generator.models, prompts, request.choices, parameters, request_id, times
+        )
         head = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
         choices = self._choices(generations)
         if request.stream:
@@ -112,8 +96,8 @@ class Completions:
         async with aclosing(generations.chunks()) as chunks:
             async for index, chunk in chunks:
                 logprobs = None
-                if self._logprobs and chunk.logprobs:
-                    logprobs = self._logprobs.of_text(chunk, lengths.get(index, 0))
+                if self._generator.logprobs and chunk.logprobs:
+                    logprobs = self._generator.logprobs.of_text(chunk, lengths.get(index, 0))
                     lengths[index] = lengths.get(index, 0) + sum(map(len, logprobs.tokens))
                 yield CompletionChoice(index, chunk.text, logprobs, chunk.finish_reason or None)
 
