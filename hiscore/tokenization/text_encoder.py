@@ -2,15 +2,16 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from hiscore.panics import Panic, panics_raised
-from hiscore.tokenization.any_of import any_of
 from hiscore.tokenization.batches import by_characters
 from hiscore.tokenization.byte_level_bpe import byte_level_bpe
 from hiscore.tokenization.split_rule import state
@@ -19,6 +20,8 @@ from hiscore.tokenization.split_rule import state
 CHARACTERS_PER_THREAD = 2**15
 # Short texts that are joined to be searched: to search each alone takes longer.
 TEXTS_AT_ONCE = 16
+# Expressions within expressions are read recursively.
+MOST_LEVELS = 50
 
 
 class TextEncoder:
@@ -169,3 +172,32 @@ def _adds_only_specials(post_processor: dict[str, Any]) -> bool:
         "BertProcessing",
         "RobertaProcessing",
     )
+
+
+def any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Make an expression that matches the longest of the words that stand at a place.
+
+    Words are told apart letter by letter: of a thousand that begin alike, all would be tried at each place.
+
+    Args:
+        words: None of them empty; if there is none, nothing matches.
+    """
+    return re.compile(_alternatives(sorted(set(words)), MOST_LEVELS) or "(?!)")
+
+
+def _alternatives(words: list[str], levels: int) -> str:
+    """Join sorted words, none of them empty, to one expression."""
+    if not levels:
+        return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    branches = []
+    for _, alike in groupby(words, key=itemgetter(0)):
+        group = list(alike)
+        first, last = group[0], group[-1]
+        # In order, so what these two share all do.
+        shared = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        rests = [word[shared:] for word in group if len(word) > shared]
+        branch = re.escape(first[:shared])
+        if rests:
+            branch += f"(?:{_alternatives(rests, levels - 1)})" + ("?" if len(first) == shared else "")
+        branches.append(branch)
+    return "|".join(branches)

@@ -1,6 +1,8 @@
-"""How much text one token can stand for at most: so long a text has too many tokens, however it is encoded."""
+"""The most text that one token can stand for: a text of more has too many tokens, however it is encoded."""
 
-from itertools import chain
+import math
+from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -10,47 +12,61 @@ from hiscore.tokenization.split_rule import state
 
 # NFC makes of three code points, of three bytes each, at most one of three bytes.
 NFC_SHRINKS_BY = 3
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def max_bytes_per_token(backend: Tokenizer) -> int | None:
-    """Bytes of UTF-8 of the longest token, for tokenizers that lose no text; None for others.
+    """Measure the longest token in bytes of UTF-8, for tokenizers that lose no text; others give None.
 
     These are byte-level BPE, and BPE with a token for every byte that is in no other piece: nothing becomes an
     unknown token, which stands for any number of characters. Normalizers may put in marks, and NFC makes a text
     shorter by a bounded factor.
     """
-    model, pre_tokenizer = backend.model, state(backend.pre_tokenizer)
+    model = backend.model
     if not isinstance(model, BPE):
         return None
-    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer] if pre_tokenizer else [])
-    kinds = {step["type"] for step in steps}
-    if any(step["type"] == "Split" and step["behavior"] == "Removed" for step in steps):
-        return None
-    byte_level = "ByteLevel" in kinds and all(
-        model.token_to_id(each) is not None for each in ByteLevel.alphabet()
-    )
-    fallback = model.byte_fallback and all(
-        model.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256)
-    )
-    if not (byte_level or fallback) or kinds - {"ByteLevel", "Split", "Digits", "Metaspace"}:
-        return None
-    normalizer = state(backend.normalizer)
-    shrinks = 1
-    for each in normalizer.get("normalizers", [normalizer] if normalizer else []):
-        match each:
-            case {"type": "NFC"}:
-                shrinks *= NFC_SHRINKS_BY
-            case {"type": "Prepend"} | {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
-                pass
-            case _:
-                return None
+    splits = _steps(backend.pre_tokenizer, "pretokenizers")
+    in_letters = "ByteLevel" in {step["type"] for step in splits} and _has_all(model, ByteLevel.alphabet())
+    by_byte = in_letters or (model.byte_fallback and _has_all(model, BYTES))
+    factors = [_shrinks_by(step) for step in _steps(backend.normalizer, "normalizers")]
+    shrinks = [factor for factor in factors if factor is not None]
     added = backend.get_added_tokens_decoder().values()
-    if any(token.lstrip or token.rstrip for token in added):
+    takes_spaces = any(token.lstrip or token.rstrip for token in added)
+    if not by_byte or not all(map(_keeps_text, splits)) or len(shrinks) < len(factors) or takes_spaces:
         return None
-    pieces = backend.get_vocab(with_added_tokens=False)
     # In byte-level pieces each letter is a byte.
-    longest = max(map(len, pieces), default=1) if byte_level else max(map(_bytes, pieces), default=1)
-    return shrinks * max(longest, *chain([1], (_bytes(token.content) for token in added)))
+    size = len if in_letters else _bytes
+    pieces = map(size, backend.get_vocab(with_added_tokens=False))
+    longest = max([1, *pieces, *(_bytes(token.content) for token in added)])
+    return math.prod(shrinks) * longest
+
+
+def _steps(part: Any, name: str) -> list[dict[str, Any]]:
+    """List the steps of a normalizer or pre-tokenizer, which may be a sequence of them."""
+    whole = state(part)
+    steps: list[dict[str, Any]] = whole.get(name, [whole] if whole else [])
+    return steps
+
+
+def _has_all(model: BPE, pieces: Iterable[str]) -> bool:
+    return all(model.token_to_id(piece) is not None for piece in pieces)
+
+
+def _keeps_text(split: dict[str, Any]) -> bool:
+    kind = split["type"]
+    return kind in ("ByteLevel", "Digits", "Metaspace") or (
+        kind == "Split" and split["behavior"] != "Removed"
+    )
+
+
+def _shrinks_by(normalizer: dict[str, Any]) -> int | None:
+    """Give the factor by which a normalizer may shorten a text; None: unbounded."""
+    match normalizer:
+        case {"type": "NFC"}:
+            return NFC_SHRINKS_BY
+        case {"type": "Prepend"} | {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
+            return 1
+    return None
 
 
 def _bytes(text: str) -> int:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.tokenization import any_of as module
-from hiscore.tokenization.any_of import any_of
+from hiscore.tokenization import text_encoder as module
+from hiscore.tokenization.text_encoder import any_of
 
 WORDS = st.text("ab.|", min_size=1, max_size=4)
 
