@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What attention must know of a model."""
+    """Facts about a model that attention needs."""
 
     heads: int
     kv_heads: int
@@ -16,9 +16,9 @@ class AttentionShape:
     scale: float
     soft_cap: float | None
     windows: tuple[int | None, ...]
-    """For each layer, how many tokens a token sees, itself included; None: all."""
+    """Tokens that a token of each layer sees, itself included; None: all."""
     sinks: tuple[Tensor, ...] | None = None
-    """For each layer float32 [heads]: a logit of its own in every softmax of a head, without a value."""
+    """float32 [heads] for each layer: a head's own logit in every softmax, without a value."""
 
 
 class Attention(Protocol):

@@ -8,13 +8,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BidirectionalShape:
-    """What attention must know of an encoder."""
+    """Facts about an encoder that attention needs."""
 
     heads: int
     head_dim: int
     scale: float
     reaches: tuple[int | None, ...]
-    """For each layer, how far a token sees to either side; None: everything."""
+    """Distance that a token of each layer sees to either side; None: everything."""
     relative_rows: Tensor | None = None
     """int32 [2 context - 1]: the row of `RelativeProjections` for every distance from query to key, from
     1 - context on; None: content alone attends."""

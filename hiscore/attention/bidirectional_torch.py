@@ -58,7 +58,7 @@ class TorchBidirectionalAttention:
         return out.flatten(1)
 
     def _bias(self, layer: int, q: Tensor, k: Tensor, relative: RelativeProjections | None) -> Tensor | None:
-        """What is added to the logits: bool or float, broadcast to [segments, heads, queries, keys]."""
+        """Mask of the logits: bool or float, broadcast to [segments, heads, queries, keys]."""
         distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
         if (reach := self._shape.reaches[layer]) is not None:
             return distance.abs() <= reach

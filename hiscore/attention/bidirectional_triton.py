@@ -20,7 +20,7 @@ def choose_launch(head_dim: int, dtype: torch.dtype) -> Launch:
 
 @dataclass
 class SegmentInputs:
-    """What the kernel reads, on the device; all int32. See `tiles.Tiles`."""
+    """Inputs of the kernel on the device; all int32. See `tiles.Tiles`."""
 
     segment_starts: Tensor
     """[T]"""

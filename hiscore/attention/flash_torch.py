@@ -45,7 +45,6 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool)
     Args:
         q: [segments, rows, heads, head_dim], float32 or float64.
         k, v: [segments, keys, kv_heads, head_dim].
-        scale: Factor of the logits.
         causal: Row i sees keys 0 to i; otherwise all.
     """
     segments, kv_heads = k.shape[0], k.shape[2]

@@ -9,7 +9,7 @@ which here has another value for a type of our own.
 import torch
 
 HEAD_DIM = 128
-"""For other heads the library's blocks are kept."""
+"""Width of heads with blocks of our own; others keep the library's."""
 
 NAME = "WideBlocks"
 DECLARATION = """
@@ -32,7 +32,7 @@ struct AttentionKernelTraits<false, 128, 128, 128, 96, 2, Q, KV, O, Id, WideBloc
 
 
 def jit_args(dtype: torch.dtype) -> list[object]:
-    """What a wrapper of FlashInfer's compiles. Its `run` is then given the logits' scale as its last argument.
+    """Arguments with which FlashInfer's wrapper compiles; its `run` then takes the logits' scale as the last one.
 
     Args:
         dtype: Of queries, keys, values and outputs, 16 bits.

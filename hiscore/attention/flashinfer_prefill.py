@@ -31,12 +31,6 @@ HOPPER = (9, 0)
 class FlashInferAttention:
     """`Attention` over the forward that was planned last.
 
-    Args:
-        shape: Heads and widths of the model's attention; see `why_not`.
-        dtype: Of queries, keys and values.
-        device: A GPU.
-        sizes: How large its forwards may become.
-
     Source: https://docs.flashinfer.ai/api/attention.html
     """
 
@@ -74,7 +68,7 @@ class FlashInferAttention:
         self._over_rows = self._find_rows(workspace, sizes.max_rows) if self._scale else None
 
     def over_rows(self, rows: int) -> FlashInferRows | None:
-        """What attends in forwards of one whole prompt in so many rows, with the same bits, if anything does."""
+        """Attention of the same bits for forwards of one whole prompt in so many rows; None: there is none."""
         return self._over_rows if rows >= MIN_ROWS else None
 
     def drop_rows(self) -> None:
@@ -96,7 +90,7 @@ class FlashInferAttention:
         return None
 
     def _has_bits_of(self, over_rows: FlashInferRows) -> bool:
-        """Whether a prompt's bits are the same over rows. They are not where the library's types are others."""
+        """True if a prompt's bits are the same over rows; they differ if the library's types do."""
         shape, rows, tokens = self._shape, 512, 464  # which end inside a block, with padding behind them
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         anything = torch.arange(rows * width, dtype=torch.float32, device=self._device).sin()
@@ -173,11 +167,7 @@ def _first_line(error: Exception) -> str:
 
 
 def page_tables(forward: Forward, page_size: int) -> tuple[list[Int32], Int64]:
-    """Where each group's keys and values are.
-
-    Args:
-        forward: See `FlashInferAttention.plan`.
-        page_size: Tokens in a page.
+    """Tables of the pages that hold each group's keys and values.
 
     Returns:
         The pages of each group, int32 [pages], and how many tokens they hold, int64 [groups].
@@ -191,13 +181,7 @@ def page_tables(forward: Forward, page_size: int) -> tuple[list[Int32], Int64]:
 
 
 def why_not(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str:
-    """Why these kernels cannot compute what our own can; empty: they can.
-
-    Args:
-        shape: Heads and widths of the model's attention.
-        dtype: Of queries, keys and values.
-        device: Where.
-    """
+    """Reason why these kernels cannot compute what our own can; empty: they can."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
         return "its FlashAttention 3 is for GPUs of compute capability 9.0"
     if dtype not in (torch.bfloat16, torch.float16):

@@ -15,14 +15,13 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
 
 MIN_ROWS = 2_048
-"""With fewer, attention takes too little of a forward for graphs of its own."""
+"""Rows below which attention takes too little of a forward for graphs of its own."""
 
 
 class FlashInferRows:
     """`Attention` over the prompt that was planned last.
 
     Args:
-        shape: Heads and widths of the model's attention.
         dtype: Of queries, keys and values, 16 bits.
         workspace: uint8 on the GPU, which may be shared.
         max_rows: Of a forward, with its padding.
@@ -72,7 +71,7 @@ class FlashInferRows:
 
 
 def of_model(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
-    """What plans over pages and over rows say of the model, so that their bits are the same."""
+    """Arguments that plans over pages and over rows share, so that their bits are the same."""
     return {
         "num_qo_heads": shape.heads,
         "num_kv_heads": shape.kv_heads,
@@ -85,5 +84,5 @@ def of_model(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def is_whole(forward: Forward) -> bool:
-    """Whether a forward is one prompt from its beginning."""
+    """True if a forward is one prompt from its beginning."""
     return len(forward.cu_seqlens) == 2 and not len(forward.groups[0].context_slots)

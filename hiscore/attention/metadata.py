@@ -7,7 +7,7 @@ import numpy as np
 from hiscore.arrays import Int32, Int64
 
 NO_SLOT = -1
-"""In a slot mapping: this row's key and value are not kept."""
+"""Entry of a slot mapping: this row's key and value are not kept."""
 NO_SLOTS: Int64 = np.empty(0, np.int64)
 MAX_CONTEXT_SLOTS = 2**22
 """Tokens in the KV pool that the groups of one forward may name together."""

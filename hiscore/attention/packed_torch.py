@@ -63,7 +63,7 @@ class _Segments:
 
     @cached_property
     def batches(self) -> list[_Batch]:
-        """How logits are computed."""
+        """Batches in which logits are computed."""
         found = []
         before = torch.arange(self.context_rows.start, self.context_rows.stop)
         for rows in self.of_one_length:
@@ -165,7 +165,6 @@ class TorchAttention:
         """Attend from n segments of m rows to a shared context of p tokens and to themselves.
 
         Args:
-            layer: For its window and sinks.
             q: [n, m, heads, d].
             context_k, context_v: [p, kv_heads, d].
             own_k, own_v: [n, m, kv_heads, d].

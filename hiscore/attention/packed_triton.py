@@ -23,7 +23,7 @@ from hiscore.kernels.dot_size import dot_size
 from hiscore.kernels.packed_attention import packed_attention
 
 REGISTERS = 65_536
-"""Of a multiprocessor. Threads get multiples of 8."""
+"""Registers of a multiprocessor. Threads get multiples of 8."""
 WARP = 32
 MIN_PADDED_ROWS = 16
 """Rows that a program of `attention_tiles` is compiled for, at least. It has a warp for so many."""
@@ -33,7 +33,7 @@ SCORED_BLOCK = 128
 
 @dataclass(frozen=True)
 class Launch:
-    """How the kernel is launched."""
+    """Launch parameters of the kernel."""
 
     m: int
     """Query rows of a tile, times the heads that share a key head."""
@@ -46,7 +46,7 @@ class Launch:
 
     @property
     def registers(self) -> int:
-        """Of a thread, so that all programs of a multiprocessor run at once."""
+        """Registers of a thread with which all programs of a multiprocessor run at once."""
         return min(255, REGISTERS // (self.programs * self.warps * WARP) // 8 * 8)
 
 
@@ -61,7 +61,7 @@ def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
 
 
 class TileTables:
-    """What the device makes of a description; all int32, one forward at a time."""
+    """Tables that the device makes of a description; all int32, one forward at a time."""
 
     def __init__(self, rows: int, rows_per_tile: int, device: torch.device) -> None:
         """Allocate them for forwards of so many rows at most."""
@@ -76,12 +76,12 @@ class TileTables:
 
 @dataclass
 class TileInputs:
-    """What the kernels read, on the device; all int32."""
+    """Inputs of the kernels on the device; all int32."""
 
     positions: Tensor
     """[T]"""
     described: Tensor
-    """As `tile_inputs.Description.write` lays it out."""
+    """Layout: see `tile_inputs.Description.write`."""
     context_slots: Tensor
     """[N]"""
     tables: TileTables

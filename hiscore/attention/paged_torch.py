@@ -28,12 +28,9 @@ def paged_attention(
     Args:
         q: [R, heads, head_dim].
         tokens: [slots, C, kv_heads, head_dim]: a key and a value (C = 2) or a latent (C = 1).
-        page_size: Tokens per page.
         pages: int32 [R, kv_heads, K], pages of `tokens`; a list's last page contains the row's position.
         counts: int32 [R, kv_heads], pages per list; 0 for padding.
         positions: int32 [R].
-        scale: Factor of the logits.
-        soft_cap: See `numerics.soft_cap`.
         window: Attend only to this many of the last tokens of a list; None: to all.
         value_dim: Leading channels of a latent that are its value.
         sinks: float32 [heads], see `AttentionShape`.

@@ -29,8 +29,6 @@ class Launch:
     Attributes:
         m: Query heads at a time.
         n: Tokens at a time.
-        warps: Warps per program.
-        stages: Stages of the software pipeline.
     """
 
     m: int
@@ -72,15 +70,12 @@ def paged_attention(
     Args:
         q: [R, heads, head_dim].
         tokens: [slots, C, kv_heads, head_dim]: a key and a value (C = 2) or a latent (C = 1).
-        page_size: Tokens per page.
         pages: int32 [R, kv_heads, K], pages of `tokens`; a list's last page contains the row's position.
             by_sequence: a block table [max_sequences, K].
         counts: int32 [R, kv_heads], pages per list; [R, 1] where all heads have the same.
         seq_indices: int32 [R], -1 for padding.
         positions: int32 [R], 0 for padding.
         max_tokens: Tokens of the longest list; sets the grid.
-        scale: Factor of the logits.
-        soft_cap: See `numerics.soft_cap`.
         window: Attend only to this many of the last tokens of a list; None: to all.
         value_dim: Leading channels of a latent that are its value.
         sinks: float32 [heads], see `AttentionShape`.

@@ -1,4 +1,4 @@
-"""What a device needs to cut a forward into tiles for packed attention (`kernels.attention_tiles`); NumPy only."""
+"""Description from which a device cuts a forward into tiles (`kernels.attention_tiles`); NumPy only."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,9 @@ from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import Forward
 
 HEADER = 4
-"""How many tiles, groups, segments and scored rows there are. The first is read by attention, too."""
+"""Counts of tiles, groups, segments and scored rows. Attention reads the first, too."""
 ALL_SCORED = -1
-"""For the number of scored rows, in place of the rows: any tile may hold one."""
+"""Count of scored rows that says: any tile may hold one, and the rows are not listed."""
 GROUP_FIELDS = 8
 """A group's first tile; begin and end of its rows, its context's slots, its context's rows; how many of the slots
 hold the beginning of the segment itself, the last of them."""
@@ -21,17 +21,15 @@ the other segments."""
 BLOCK = 32
 """Keys that the kernel adds up at once."""
 NO_KEY = -1
-"""In a column: no key."""
+"""Entry of a column: no key."""
 
 
 class Description(NamedTuple):
     """A forward's groups and segments.
 
     Attributes:
-        tiles: How many tiles it has.
         groups: int32 [groups, GROUP_FIELDS].
         edges: int32 [segments + 1]: where each segment begins, and the last one ends.
-        scored: How many rows are read.
         context_slots: int32 [N]: the pool slots of all contexts, group after group, each with the group's own
             slots behind it.
     """
@@ -80,7 +78,7 @@ def describe(forward: Forward, rows_per_tile: int) -> Description:
 
 
 def window_slots(forward: Forward) -> Int32:
-    """As `Description.context_slots`, in layers that keep a window only: int32 [N]."""
+    """Slots like `Description.context_slots`, in layers that keep a window only: int32 [N]."""
     slots = [group.window_slots for group in forward.groups]
     return np.concatenate(slots, dtype=np.int32, casting="same_kind")
 

@@ -20,7 +20,7 @@ class Tiles(NamedTuple):
     tiles: Int32
     """[tiles, 2]: begin and end of the rows of each; those that hold a row that is read come first."""
     scored: int
-    """How many these are: all that the last layer computes."""
+    """Number of scored rows: all that the last layer computes."""
 
     @property
     def segment_starts(self) -> Int32:

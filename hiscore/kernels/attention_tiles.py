@@ -1,4 +1,4 @@
-"""What packed attention reads of a forward: its tiles, and where a tile finds the keys of its own segments.
+"""Input of packed attention: a forward's tiles, and the places where a tile finds the keys of its own segments.
 
 Made on the device, since the host would take longer for it than for all else that it packs, and the device waits.
 

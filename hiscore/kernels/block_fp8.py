@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, OUTPUTS = 128, 128
-"""Of a tile, for any number of rows: what shares a row's batch must not change its sums."""
+"""Rows of a tile, for any batch: other rows of a batch must not change a row's sums."""
 WARPS, STAGES = 8, 3
 
 

@@ -54,10 +54,7 @@ def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile
     throughput.
 
     Args:
-        rows: Rows of x.
-        inputs: Columns of x.
         outputs: Columns of each of gate and up.
-        multiprocessors: How many the device has.
 
     Source: perf/results/h200/gated_product.json, perf/results/h100/gated_product.txt,
     perf/results/h200/gated_tiles.txt.
@@ -110,8 +107,6 @@ def multiply(x: Tensor, weight: Tensor, gelu: int, tile: Tile, multiprocessors: 
         x: [rows, in].
         weight: [2 out, in], gate first.
         gelu: See `gemv.multiply`.
-        tile: See `tile_for`.
-        multiprocessors: How many the device has.
 
     Returns:
         [rows, out].

@@ -134,7 +134,7 @@ def pdl_launch_kwargs(chained: bool) -> dict[str, bool]:
 
 
 def fits(rows: int, inputs: int) -> bool:
-    """Whether `multiply` supports this many rows and inputs."""
+    """True if `multiply` supports this many rows and inputs."""
     return 0 < rows <= GEMV_MAX_ROWS and inputs <= GEMV_MAX_INPUTS
 
 

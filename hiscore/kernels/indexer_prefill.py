@@ -1,4 +1,4 @@
-"""What the lightning indexer selects for the rows of a prefill, without a score for each head in memory.
+"""Selection by the lightning indexer for the rows of a prefill, without a score for each head in memory.
 
 One kernel scores blocks of keys for tiles of rows, summed over the index heads, as keys of `top_k`. Another
 selects each row's best. A score is the same sum whatever tile its row is in, so chunks of any size select alike.

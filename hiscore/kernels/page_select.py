@@ -173,7 +173,7 @@ def _end_list(pages, device_pages, taken, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _key(weight, page, last_free, SINK: tl.constexpr):
-    """What pages are selected by; those after `last_free`, and with SINK the first one, always are."""
+    """Keys to select pages by; those after `last_free`, and with SINK the first one, are always selected."""
     forced = page > last_free
     if SINK:
         forced = forced | (page == 0)

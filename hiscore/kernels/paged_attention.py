@@ -14,7 +14,7 @@ import triton.language as tl
 from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
 
 EVERY_SPLIT, PRESENT_SPLITS, PENDING_SPLITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""What a launch of `attend_splits` computes: a split is pending if one of its pages is."""
+"""Part of the splits that a launch of `attend_splits` computes: a split is pending if one of its pages is."""
 
 
 @triton.jit

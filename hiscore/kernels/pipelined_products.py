@@ -24,7 +24,7 @@ from hiscore.kernels.gemv import (
 )
 
 MAX_ROWS = 64
-"""With more, a library's kernels are faster."""
+"""Limit beyond which a library's kernels are faster."""
 BLOCK = 64
 """Outputs of a program, of gate and up together: the least that Hopper's tensor cores take on the left."""
 STEP = 128
@@ -118,7 +118,7 @@ def _prefetch(weight, of_weight, inputs, first, count, BLOCK: tl.constexpr):
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether `multiply` supports a weight."""
+    """True if `multiply` supports a weight."""
     outputs, inputs = weight.shape
     return weight.element_size() == 2 and outputs % BLOCK == 0 and inputs % STEP == 0
 

@@ -21,10 +21,10 @@ from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
 from hiscore.kernels.sampling_options import filters, option, weighing
 
 BINS = 256
-"""By weight: see `fixed_point.bin_of`."""
+"""Bins of weights: see `fixed_point.bin_of`."""
 _BINS = tl.constexpr(BINS)
 RANGES = 5
-"""What is known of a row's candidates, float64 [5, R], for rows with filters."""
+"""Facts about a row's candidates, float64 [5, R], for rows with filters."""
 # The least float weight that they have, and more than they have; how many tokens or what mass filters keep, 0
 # where no parts are needed; how many bits of a float32 a part leaves out; the row's largest logit.
 _LEAST, _BEYOND, _GOAL, _SHIFT, _LARGEST = (tl.constexpr(place) for place in range(RANGES))
@@ -72,7 +72,7 @@ def find_range(
     row_options, maxima, sums, bins, ranges, base, found, masses, vocabulary, splits,
     SPLITS: tl.constexpr, LISTED: tl.constexpr, PARTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Where the last token that filters keep lies, by what bins hold at least and at most. Grid: (R,).
+    """Find the range of the last token that filters keep, by the least and the most that bins hold. Grid: (R,).
 
     Args:
         row_options: See `sampling_options`.

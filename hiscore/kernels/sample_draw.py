@@ -124,7 +124,7 @@ def _filtered(
     row_logits, largest, scale, least, k, p, uniform, total, certain, count, row_listed, kept, vocabulary, splits,
     BLOCK: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
-    """What filters keep of a row.
+    """Apply the filters of a row.
 
     Returns:
         The last place that they keep, and the token drawn, or -1: then the weights of what they keep have been

@@ -1,4 +1,4 @@
-"""How rows are sampled, as kernels read it: float64 [10, R]; `decoding.worker.sampling_options` fills it."""
+"""Sampling options of rows as kernels read them: float64 [10, R], filled by `decoding.worker.sampling_options`."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ def option(row_options, rows, row, PLACE: tl.constexpr):
 
 @triton.jit
 def weighing(row_options, rows, row):
-    """What weights depend on beside logits, float32.
+    """Options that weights depend on beside logits, float32.
 
     Returns:
         The temperature; the binary logarithm of what a logit greater by 1 multiplies a weight by; the least weight

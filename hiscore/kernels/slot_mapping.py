@@ -1,4 +1,4 @@
-"""Where a decode step's new tokens go, in one launch: PyTorch takes some twenty small ones."""
+"""Slots of a decode step's new tokens, in one launch: PyTorch takes some twenty small ones."""
 
 import triton
 import triton.language as tl

@@ -25,13 +25,13 @@ from hiscore.parallel.group import Alone, Group
 from hiscore.parallel.shard import Shard
 
 Place = tuple[OnDevice, OnDevice | None]
-"""Of labels: their rows here, and 1 for those that this rank has, else 0; None if it has all."""
+"""Rows of labels in this rank's head, and 1 for those that it has, else 0; None if it has all."""
 ROW_SLICE = 256
 """Rows with logits at once: 148 MiB in float32 for a vocabulary of 151,936."""
 CACHED_LABEL_SETS = 256
 """Sets of labels whose rows are cached: callers ask for the same few again and again."""
 MAX_CACHED_LABELS = 64
-"""In one cached set."""
+"""Labels in one cached set."""
 FEW_LABELS = 16
 """Up to so many labels a GPU multiplies pair by pair: beyond, a matrix product reads less."""
 WIDENED_AT_ONCE = 2**20
@@ -61,7 +61,6 @@ class LMHead:
         Args:
             weight: [vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier; of several ranks, each
                 has its share of the vocabulary.
-            logit_soft_cap: See `numerics.soft_cap`.
             bias: float32 [labels], of a classifier that has one.
             group: The ranks; None: there are no others.
             vocabulary: Tokens of all ranks; None: as many as there are rows.
@@ -79,7 +78,6 @@ class LMHead:
 
         Args:
             labels: int32 [labels], token ids; None: all rows of the head.
-            uploads: Copies what the batch needs to the device.
 
         Returns:
             Of hidden, [R, hidden]: float32 [R, labels].
@@ -124,7 +122,6 @@ class LMHead:
 
         Args:
             groups: How many rows have the same labels, and int32 [labels] those; in order, of R rows together.
-            uploads: Copies what the batch needs to the device.
 
         Returns:
             Of hidden, [R, hidden]: for each group float32 [rows, labels].
@@ -152,7 +149,6 @@ class LMHead:
         Args:
             rows: int64 [n].
             labels: int32 [n].
-            uploads: Copies what the batch needs to the device.
 
         Returns:
             Of hidden, [R, hidden]: float32 [n].
@@ -171,7 +167,6 @@ class LMHead:
         Args:
             rows: int64 [n], ascending.
             labels: int32 [n].
-            uploads: Copies what the batch needs to the device.
 
         Returns:
             Of hidden, [R, hidden]: float32 [n].
@@ -193,7 +188,7 @@ class LMHead:
         return compute
 
     def _powers(self, hidden: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Of each slice of rows: the first, exp(logits - maximum) [rows, vocabulary], and its sums [rows, 1].
+        """Yield each slice of rows: its first row, exp(logits - maximum) [rows, vocabulary], sums [rows, 1].
 
         Of several ranks, each has its own part of the vocabulary, and the maximum and the sums of all.
         """
@@ -215,7 +210,7 @@ class LMHead:
         return torch.cat([linear(hidden.float(), part.float()) for part in slices], dim=1)
 
     def _rows_of(self, labels: Int32, uploads: Uploads) -> Callable[[], Tensor]:
-        """What gives float32 [labels, hidden], once the batch's uploads are on the device."""
+        """Getter of float32 [labels, hidden], once the batch's uploads are on the device."""
         key = labels.tobytes()
         if (cached := self._label_rows.get(key)) is not None:
             self._label_rows.move_to_end(key)
@@ -239,7 +234,7 @@ class LMHead:
         return rows if held is None else rows * held()[:, None]
 
     def _place(self, labels: Int32, uploads: Uploads) -> Place:
-        """Where the rows of labels are: int32 [labels]."""
+        """Rows of labels in this rank's head: int32 [labels]."""
         places = labels.astype(np.int64)
         if self._group.shard.ranks == 1:
             return self._kept.add(places, uploads), None

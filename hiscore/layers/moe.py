@@ -36,7 +36,6 @@ def route(w: Experts, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Choose the experts of each token.
 
     Args:
-        w: The layer's weights.
         logits: float32 [T, E], of the router.
 
     Returns:
@@ -70,7 +69,6 @@ def looped(w: Experts, h: Tensor, chosen: Tensor) -> Tensor:
     """The output of each token's experts, expert by expert: the host must know which rows an expert has.
 
     Args:
-        w: The layer's weights.
         h: [T, hidden].
         chosen: int64 [T, per_token].
 

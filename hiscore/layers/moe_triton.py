@@ -23,11 +23,11 @@ SORT_BLOCK = 1024
 
 
 STEP = Tile(16, 64, 64, warps=4, stages=4)
-"""Of a decode step: few pairs an expert."""
+"""Tile of a decode step: few pairs an expert."""
 PREFILL = Tile(64, 64, 64, warps=4, stages=4)
 LARGE_PREFILL = Tile(128, 128, 64, warps=8, stages=3)
-"""Of a prefill with many pairs an expert. Both sum in one order, so a row's bits do not depend on what shares its
-batch (perf/results/h200/experts_tiles.json)."""
+"""Tile of a prefill with many pairs an expert. Both sum in one order, so a row's bits do not depend on its batch
+(perf/results/h200/experts_tiles.json)."""
 MANY = 64
 """Pairs an expert, on average, from which the large tile was faster on an H200."""
 FLOAT32 = Tile(16, 32, 32, warps=4, stages=2)
@@ -41,7 +41,6 @@ def moe(w: Experts, h: Tensor, step: bool = False) -> Tensor:
     """Routed and shared experts, [T, hidden] to [T, hidden].
 
     Args:
-        w: The layer's weights.
         h: [T, hidden].
         step: Whether it is a decode step.
     """
@@ -76,10 +75,8 @@ def expert_outputs(w: Experts, h: Tensor, chosen: Tensor, step: bool = False) ->
     """The output of each token's experts.
 
     Args:
-        w: The layer's weights.
         h: [T, hidden].
         chosen: int64 [T, per_token].
-        step: See `moe`.
 
     Returns:
         [T, per_token, hidden]; zeros for experts that other ranks hold.
@@ -114,9 +111,7 @@ def _sorted_pairs(w: Experts, chosen: Tensor, tile: Tile) -> tuple[Tensor, Tenso
     """Sort pairs of a token and an expert that is held; there must be some.
 
     Args:
-        w: The layer's weights.
         chosen: int64 [T, per_token].
-        tile: Block sizes of the products.
 
     Returns:
         int32 [pairs] and [tiles, 3]; see `kernels.experts.sort_pairs`.

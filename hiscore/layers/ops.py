@@ -36,7 +36,6 @@ class Ops(Protocol):
             table: [vocabulary, hidden].
             scale: Multiplies the embeddings.
             weight: [hidden], of the first layer's input norm; None where the family has none.
-            fp8: Quantise h.
 
         Returns:
             x and h.
@@ -55,7 +54,6 @@ class Ops(Protocol):
         """Normalise (where the layer has norms for it) and rotate q and k in place; write k and v to the KV pool.
 
         Args:
-            layer: For q_norm and k_norm.
             rope: Rotary tables of this layer; None: it does not rotate.
             qkv: [T, (heads + 2 kv_heads) head_dim], updated in place.
             positions: int32 [T].
@@ -78,7 +76,6 @@ class Ops(Protocol):
             update: [T, hidden].
             post_weight: [hidden], of a norm of `update` itself; None where the family has none.
             weight: [hidden]; None: h is the sum itself.
-            fp8: Quantise h.
 
         Returns:
             h.
@@ -102,12 +99,7 @@ class Ops(Protocol):
         """`add_norm` of a projection of h. The result is only for `project` and `gate`.
 
         Args:
-            x: See `add_norm`.
             projection: Of [T, in] to [T, hidden].
-            h: Its input.
-            post_weight: See `add_norm`.
-            weight: See `add_norm`.
-            fp8: See `add_norm`.
         """
         return self.add_norm(x, self.reduce(self.project(projection, h)), post_weight, weight, fp8)
 
@@ -120,8 +112,6 @@ class Ops(Protocol):
 
         Args:
             projection: Of [T, in] to [T, 2 F], gate first.
-            h: Its input.
-            fp8: Quantise the result.
 
         Returns:
             [T, F].

@@ -25,7 +25,6 @@ class WideNorms:
     Attributes:
         q_width, k_width: Numbers of all heads.
         k_copies: How many ranks have each head of k.
-        eps: What the norms add to the mean square.
     """
 
     q_width: int
@@ -50,12 +49,7 @@ class ParallelOps(Ops):
         """Wrap the operations of a device.
 
         Args:
-            inner: The device's operations, for the sizes that this rank has.
-            group: The ranks.
             vocabulary: The tokens whose embeddings the rank has.
-            heads: Heads of queries that this rank has.
-            kv_heads: Heads of keys and values that this rank has.
-            head_dim: Numbers of each head.
             wide_norms: The norms of q and k where the family has them over all heads.
         """
         self._inner, self._group = inner, group

@@ -16,7 +16,7 @@ ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
 
 @cache
 def onednn_has_bfloat16() -> bool:
-    """Whether oneDNN multiplies in bfloat16 here: it needs AVX-512, or an ARM processor's own instructions."""
+    """True if oneDNN multiplies in bfloat16 here: it needs AVX-512, or an ARM processor's own instructions."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

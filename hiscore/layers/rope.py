@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 def context_length(config: Any) -> int:
-    """How many positions a model of this config of transformers has.
+    """Number of positions of a model with this config of transformers.
 
     They are max_position_embeddings, unless YaRN stretches the original context further: Qwen's documentation adds
     YaRN to a config and leaves max_position_embeddings as it was.
@@ -22,9 +22,6 @@ def context_length(config: Any) -> int:
 
 def original_context(config: Any) -> int | None:
     """The longest sequence that longrope's short factors are for; longer ones have other frequencies throughout.
-
-    Args:
-        config: The checkpoint's config, as transformers reads it.
 
     Returns:
         None: no longrope.
@@ -58,11 +55,8 @@ class Rope:
         """Compute the tables.
 
         Args:
-            config: The checkpoint's config, as transformers reads it, for its rope_parameters.
             kind: Key of rope_parameters where layers have different ones, else None.
             head_dim: Dimensions of a head, or of that part of it which has positions.
-            device: Where the tables are kept.
-            length: Positions in the tables.
             rotated_dim: How many of the dimensions are rotated; None: all.
             scale_queries: Whether queries beyond the original context are scaled, as in Llama 4.
         """
@@ -93,12 +87,11 @@ class Rope:
 
 
 def rotary_order(head_dim: int, rotated_dim: int, interleaved: bool) -> Tensor | None:
-    """How the dimensions of a head are reordered so that each rotary pair has one in either half.
+    """Order of a head's dimensions that puts one of each rotary pair into either half.
 
     Scores of queries with keys stay the same if both are reordered, so it is done once, to the weights.
 
     Args:
-        head_dim: Dimensions of a head.
         rotated_dim: The first ones, which are rotated.
         interleaved: A checkpoint's pairs are neighbours instead of the two halves of what is rotated.
 

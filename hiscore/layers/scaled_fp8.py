@@ -15,7 +15,7 @@ from hiscore.layers.fp8 import FP8
 from hiscore.layers.weights import Scales
 
 COLUMNS = (32, 64, 128)
-"""Of a block, that the kernels take."""
+"""Widths of a block that the kernels take."""
 MANTISSA = 0x7FFFFF
 """Bits of a float32 below its exponent."""
 

@@ -10,11 +10,11 @@ from hiscore.layers.fp8 import FP8
 from hiscore.layers.weights import Scales
 
 STEP = Tile(16, 32, 128, warps=4, stages=4)
-"""Of few rows: enough tiles of outputs for all multiprocessors."""
+"""Tile of few rows: enough tiles of outputs for all multiprocessors."""
 STEP_ROWS = 16
 PREFILL = Tile(128, 128, 128, warps=8, stages=3)
 BLOCKS = 8
-"""That a program rounds."""
+"""Blocks that a program rounds."""
 
 
 def multiply(x: Tensor, values: Tensor, scales: Scales) -> Tensor:

@@ -17,12 +17,7 @@ Source: perf/results/h100/README.md, products of a step's rows.
 
 @dataclass(frozen=True)
 class StepProducts:
-    """The most rows that each kernel multiplies; the first that may does. A library multiplies more.
-
-    Attributes:
-        gemv_rows: Rows for `gemv`, where a weight has not too many inputs for it.
-        pipelined_rows: Rows for `pipelined_products`.
-    """
+    """The most rows that each kernel multiplies; the first that may does. A library multiplies more."""
 
     gemv_rows: int = gemv.GEMV_MAX_ROWS
     pipelined_rows: int = 0
@@ -32,7 +27,6 @@ class StepProducts:
         """Choose the fastest for a model: one kernel for all products of a step.
 
         Args:
-            layers: All layers of the model.
             on_hopper: The GPU has the tensor cores and the shared memory of a Hopper.
         """
         if not on_hopper or not all(_fit(layer, pipelined_products.fits) for layer in layers):
@@ -47,7 +41,7 @@ class StepProducts:
         return max(self.gemv_rows, self.pipelined_rows)
 
     def is_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
-        """Whether `gemv` computes this product of h."""
+        """True if `gemv` computes this product of h."""
         return isinstance(projection, Linear) and h.shape[0] <= self.gemv_rows and gemv.fits(*h.shape)
 
     def multiply(

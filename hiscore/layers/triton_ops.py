@@ -18,7 +18,7 @@ from hiscore.layers.weights import Experts, LayerWeights, Linear, Projection
 from hiscore.numerics import at_least_float32
 
 GELU = {"gelu_pytorch_tanh": 1, "gelu": 2}
-"""What kernels call an activation; 0 is SiLU."""
+"""Codes of activations in kernels; 0 is SiLU."""
 PDL_MIN_ROWS = 1024
 """Between cuBLAS products, dependent launches were faster from here on, and slower below."""
 
@@ -33,7 +33,7 @@ def _of_device(index: int) -> tuple[bool, int]:
 
 
 def supports_pdl() -> bool:
-    """Whether the current GPU has programmatic dependent launch: a kernel may start before others end."""
+    """True if the current GPU has programmatic dependent launch: a kernel may start before others end."""
     return torch.cuda.is_available() and _of_device(torch.cuda.current_device())[0]
 
 

@@ -33,19 +33,18 @@ class Linear:
 
 @dataclass(frozen=True)
 class Scales:
-    """Of weights in fp8, for products of `scaled_fp8`: a block of a weight is its values times a scale."""
+    """Scales of a weight in fp8, for products of `scaled_fp8`: a block is its values times a scale."""
 
     of_blocks: Tensor
     """float32 [..., blocks of rows, blocks of columns]; the last of each may be smaller."""
     rows: int
-    """Of a block."""
     columns: int
-    """Of a block, of `scaled_fp8.COLUMNS`."""
+    """Width of a block, one of `scaled_fp8.COLUMNS`."""
     powers_of_two: bool
-    """Whether scales are powers of two; then those of activations must be so, too."""
+    """True: scales are powers of two, and those of activations must be, too."""
 
     def __getitem__(self, index: int) -> "Scales":
-        """Those of one of several weights."""
+        """Scales of one of several weights."""
         return replace(self, of_blocks=self.of_blocks[index])
 
 
@@ -61,7 +60,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Routing:
-    """How experts are chosen and weighted.
+    """Rule by which experts are chosen and weighted.
 
     By softmax: the `per_token` experts of the largest logits, with their probabilities among all experts or,
     normalised, among the chosen ones. By sigmoid (DeepSeek): only experts of the best groups are candidates; a
@@ -70,7 +69,7 @@ class Routing:
 
     per_token: int
     normalise: bool
-    """Whether a token's weights add up to 1 before `scale` multiplies them."""
+    """True: a token's weights add up to 1 before `scale` multiplies them."""
     sigmoid: bool = False
     scale: float = 1.0
     groups: int = 1
@@ -103,17 +102,17 @@ class Experts:
     down_bias: Tensor | None
     """[E, hidden]"""
     shared: Mlp | None
-    """For every token."""
+    """MLP of every token."""
     first: int = 0
-    """Of the experts held."""
+    """Index of the first expert held."""
     gate_up_scales: Scales | None = None
-    """Where gate_up is float8_e4m3fn."""
+    """Set if gate_up is float8_e4m3fn."""
     down_scales: Scales | None = None
-    """Where down is."""
+    """Set if down is float8_e4m3fn."""
 
     @property
     def is_part(self) -> bool:
-        """Whether other ranks hold some of the experts."""
+        """True if other ranks hold some of the experts."""
         return len(self.gate_up) < len(self.router)
 
 

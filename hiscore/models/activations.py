@@ -7,9 +7,7 @@ def activation_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
     """The most that is alive at once in the loop over layers: in attention, or in the MLP.
 
     Args:
-        a: The checkpoint's architecture.
         rows: Tokens of one forward.
-        number_bytes: Bytes of one number of an activation.
     """
     attended = a.heads * a.head_dim
     attention = attended + 2 * a.kv_heads * a.head_dim + attended + a.hidden_size
@@ -25,15 +23,14 @@ def activation_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
 
 
 def output_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
-    """What a forward leaves for its scored rows: the residual stream, and attention's output of the last layer."""
+    """Bytes that a forward leaves for its scored rows: residual stream, attention's output of the last layer."""
     return rows * (a.hidden_size * max(4, number_bytes) + a.heads * a.head_dim * number_bytes)
 
 
 def head_bytes(a: Architecture, rows: int) -> int:
-    """What the normaliser over the vocabulary takes: float32 logits of some rows, three times over.
+    """Bytes of the normaliser over the vocabulary: float32 logits of some rows, three times over.
 
     Args:
-        a: The checkpoint's architecture.
         rows: With logits at once.
     """
     return 0 if a.is_classifier else 3 * 4 * rows * a.vocab_size

@@ -36,15 +36,15 @@ class ExpertShape:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the decoder must know of a checkpoint. See `DecoderFamily` for the switches."""
+    """Facts about a checkpoint that the decoder needs. See `DecoderFamily` for the switches."""
 
     family: DecoderFamily
     labels: int | None
-    """Of a classifier; None: a causal LM."""
+    """Number of a classifier's labels; None: a causal LM."""
     vocab_size: int
     context_length: int
     original_context: int | None
-    """Of longrope: longer sequences are rotated by its long factors; None: all are rotated alike."""
+    """Tokens beyond which longrope rotates by its long factors; None: all sequences are rotated alike."""
     layers: int
     hidden_size: int
     intermediate_size: int
@@ -52,7 +52,7 @@ class Architecture:
     kv_heads: int
     head_dim: int
     norm_eps: float
-    """Of the residual stream as it is kept: divided by what the config multiplies the output of each block by."""
+    """Epsilon for the residual stream as kept: divided by the config's multiplier of each block's output."""
     norm_plus_one: bool
     qk_norm: bool
     qkv_bias: bool
@@ -60,22 +60,22 @@ class Architecture:
     mlp_bias: bool
     activation: str
     embedding_scale: float
-    """Of the residual stream as it is kept."""
+    """Scale for the residual stream as it is kept."""
     attention_scale: float
     attention_soft_cap: float | None
     logit_scale: float
     logit_soft_cap: float | None
     windows: tuple[int | None, ...]
-    """For each layer, how many tokens a token sees, itself included; None: all."""
+    """Tokens that a token of each layer sees, itself included; None: all."""
     rope_kinds: tuple[str | bool, ...]
-    """For each layer, its key in rope_parameters where the config has several; else whether it rotates."""
+    """Key of each layer in rope_parameters if the config has several; else True for a layer that rotates."""
     rotated_dim: int
     tied_head: bool
     experts: ExpertShape | None
     routed: tuple[bool, ...]
-    """For each layer, whether its MLP is a mixture of experts."""
+    """True for each layer whose MLP is a mixture of experts."""
     stored_in_fp8: bool = False
-    """Whether projections may be computed in fp8 as the checkpoint stores them."""
+    """True if projections may be computed in fp8 as the checkpoint stores them."""
 
     @property
     def is_classifier(self) -> bool:
@@ -84,10 +84,6 @@ class Architecture:
 
 def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[Architecture, Any]:
     """Read a checkpoint's config.
-
-    Args:
-        checkpoint: Its directory.
-        max_context: The setting; None: not set.
 
     Returns:
         The `Architecture`, and transformers' config for the rope parameters.

@@ -100,12 +100,10 @@ def shape_of(stored: Any) -> Sequence[int]:
 
 
 def expert_share(name: str, experts: int, shard: Shard) -> float | None:
-    """How much of a tensor of a layer's experts a rank loads; None: the tensor is none of theirs.
+    """Share of a tensor of a layer's experts that a rank loads; None: the tensor is none of theirs.
 
     Args:
         name: As it is stored: of one expert, or of all together.
-        experts: How many a layer has.
-        shard: The rank.
     """
     if found := EXPERT.search(name):
         held = shard.span(experts)

@@ -33,7 +33,7 @@ class ModelInputs:
     positions: Tensor
     """int32 [T]"""
     slot_mapping: Sequence[Tensor]
-    """For each layer int32 [T]: the pool slot of each row's key and value, -1 for none."""
+    """int32 [T] for each layer: the pool slot of each row's key and value, -1 for none."""
     angles: Tensor | None = None
     """int32 [T]: where in the rotary tables each row's angles are; None: at its position."""
 
@@ -54,9 +54,6 @@ class Decoder:
         """Load a checkpoint, or a rank's share of it.
 
         Args:
-            checkpoint: Directory with config.json and safetensors.
-            device: Where weights and tables are kept.
-            dtype: Of weights and activations.
             fp8: The layers' projections and their inputs are in fp8.
             max_context: Tokens of the longest sequence; None: see `context_limit`.
             shared: Weights of the server's models; None: this one has its own.
@@ -70,7 +67,7 @@ class Decoder:
         self._group = group or Alone()
         whole, shard = self._whole, self._group.shard
         self.architecture = a = of_rank(whole, shard)
-        """With the sizes of this rank."""
+        """Architecture with the sizes of this rank."""
         self.weights: Weights = (shared or SharedWeights()).load(
             weights_key(device, dtype, fp8, shard),
             lambda: load_weights(checkpoint, whole, device, dtype, fp8, shard),
@@ -116,7 +113,7 @@ class Decoder:
 
     @property
     def ranks(self) -> int:
-        """How many compute it together."""
+        """Number of ranks that compute it together."""
         return self._group.shard.ranks
 
     @property
@@ -152,7 +149,6 @@ class Decoder:
 
         Args:
             inputs: T rows.
-            ops: Operations around attention.
             attention: Prepared for these rows.
             pool: For each layer [slots, 2, kv_heads, head_dim]; layers may have different numbers of slots.
             span: These consecutive layers; None: all.
@@ -198,7 +194,6 @@ class Decoder:
         Args:
             x: [R, hidden], rows of the residual stream.
             attended: [R, heads head_dim].
-            ops: Operations around attention.
 
         Returns:
             [R, hidden]: final hidden states.
@@ -225,7 +220,7 @@ class Decoder:
         return ops.add_norm(x, ops.reduce(ops.project(layer.output, projected)), post, norm)
 
     def _mlp(self, layer: LayerWeights, h: Any, ops: Ops) -> Tensor:
-        """What an MLP or experts add to x: of a rank, its part of it."""
+        """Output of the MLP or experts, which is added to x; on one of several ranks its part."""
         if isinstance(layer.mlp, Mlp):
             return ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, layer.mlp.down.reads_fp8))
         return ops.experts(layer.mlp, h)
@@ -241,7 +236,7 @@ def _as_read(projection: Projection, x: Tensor, ops: Ops) -> Any:
 
 
 def weights_key(device: torch.device, dtype: torch.dtype, fp8: bool = False, shard: Shard = WHOLE) -> str:
-    """What tells a checkpoint's weights in memory apart: two decoders with the same key could share them."""
+    """Key of a checkpoint's weights in memory: two decoders with the same key could share them."""
     of_rank = f"-{shard.rank}of{shard.ranks}" if shard.ranks > 1 else ""
     key = f"{device}-{dtype}{'-fp8' if fp8 else ''}{of_rank}"
     return key.replace(":", "").replace("torch.", "")

@@ -1,4 +1,4 @@
-"""Whether a model can be divided over ranks. Nothing here imports torch: the launcher asks, too."""
+"""Checks that a model can be divided over ranks. Nothing here imports torch: the launcher asks, too."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +22,6 @@ def undivided(
     """Why sizes cannot be divided; None if they can.
 
     Args:
-        ranks: How many.
-        heads: Heads of queries.
         kv_heads: Of keys and values: each rank has some of them, or one that others have, too.
         intermediate_size: Neurons of an MLP.
         experts: How many a layer has; None: it has none.
@@ -67,7 +65,7 @@ def _sizes(family: DecoderFamily, config: Mapping[str, Any], ranks: int) -> dict
 
 
 def _latent_sizes(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """As `_sizes`, with latent attention: every rank has the latents, which all heads share."""
+    """`_sizes` with latent attention: every rank has the latents, which all heads share."""
     heads = config.get("num_attention_heads") or ranks
     width, shared = config.get("moe_intermediate_size"), config.get("n_shared_experts")
     return {

@@ -47,7 +47,7 @@ class EncoderFamily:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """What a config must satisfy; the first rule that it breaks is reported."""
+        """Rules that a config must satisfy; the first that it breaks is reported."""
         return (
             model_class_rule(
                 CLASSIFIER, reason="is not a sequence classifier, all that encoders are served as"

@@ -15,12 +15,6 @@ from hiscore.models.reader import CheckpointReader
 def load_experts(read: CheckpointReader, layer: str, a: Architecture, held: slice) -> Experts:
     """Load the router of a layer, and those of its experts that a rank holds.
 
-    Args:
-        read: Reads the checkpoint's tensors.
-        layer: The layer's name.
-        a: What the config says.
-        held: The experts.
-
     Raises:
         UnsupportedCheckpoint: A tensor is missing, or of another shape than the config says.
     """
@@ -62,10 +56,7 @@ def read_experts(
     """Read the weights of experts.
 
     Args:
-        read: Reads the checkpoint's tensors.
         prefix: What their names begin with.
-        shape: What the config says.
-        hidden: Width of the residual stream.
         names: What the parts are called in the checkpoint.
         held: Which experts; None: all.
 

@@ -1,4 +1,4 @@
-"""What is asked of a checkpoint before anything of it is loaded: its kind, vocabulary and longest sequence."""
+"""Facts about a checkpoint before anything of it is loaded: its kind, vocabulary and longest sequence."""
 
 from pathlib import Path
 
@@ -13,10 +13,6 @@ def generation_context(checkpoint: Path, max_context: int | None) -> int | None:
 
     A sequence that grows beyond it would have to be computed again from its first token, as transformers does.
 
-    Args:
-        checkpoint: Its directory.
-        max_context: The setting; None: not set.
-
     Raises:
         ValueError: `max_context` exceeds the checkpoint's context.
     """
@@ -29,10 +25,6 @@ def generation_context(checkpoint: Path, max_context: int | None) -> int | None:
 
 def read_facts(checkpoint: Path, max_context: int | None = None) -> CheckpointFacts:
     """Sizes and kind of any checkpoint that transformers knows, served or not.
-
-    Args:
-        checkpoint: Its directory.
-        max_context: The setting; None: not set.
 
     Raises:
         ValueError: `max_context` exceeds the checkpoint's context.

@@ -24,7 +24,7 @@ from hiscore.settings import Selector
 CAUSAL_LM = "ForCausalLM"
 CLASSIFIER = "ForSequenceClassification"
 TEXT_TOWER = "ForConditionalGeneration"
-"""Of a model of texts and images: its text tower is a causal LM."""
+"""Class of a model of texts and images: its text tower is a causal LM."""
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 """Every family's default is one of these."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -37,11 +37,11 @@ class BlockNorms:
 
     input: str | None = "input_layernorm"
     post_attention: str | None = None
-    """Of attention's output."""
+    """Norm of attention's output."""
     mlp: str | None = None
-    """Of the MLP's input."""
+    """Norm of the MLP's input."""
     post_mlp: str | None = None
-    """Of the MLP's output."""
+    """Norm of the MLP's output."""
 
 
 PRE_NORMS = BlockNorms(mlp="post_attention_layernorm")
@@ -55,7 +55,7 @@ SANDWICH_NORMS = BlockNorms(
 )
 
 Flag = bool | str
-"""Whether a family has something: always, never, or as the named key of its configs says."""
+"""Property of a family: always, never, or as the named key of its configs says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,9 @@ class ExpertNames:
     count_key: str
     width_key: str
     normalise: Flag
-    """Whether a token's weights are divided by their sum."""
+    """True: a token's weights are divided by their sum."""
     block: str = "mlp"
-    """Of a layer, in published files."""
+    """Name of a layer's block of experts in published files."""
     router: str = "gate"
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     activation: str | None = None
@@ -96,7 +96,7 @@ class DecoderFamily:
     parallel_mlp: bool = False
     """The MLP reads what attention reads, and both are added at once."""
     qk_norm: Flag = False
-    """Whether heads of q and k are normalised, each by itself."""
+    """True if heads of q and k are normalised, each by itself."""
     qk_norm_by_head: bool = False
     """Each head has weights of its own."""
     qk_norm_of_all_heads: bool = False
@@ -109,7 +109,7 @@ class DecoderFamily:
     interleaved_rope: bool = False
     """Rotary pairs are neighbours instead of the two halves of a head."""
     partial_rope: bool = False
-    """Of a head's dimensions, the first partial_rotary_factor are rotated."""
+    """Only the first partial_rotary_factor of a head's dimensions are rotated."""
     scaled_queries: bool = False
     """Queries beyond the original context are scaled, as in Llama 4."""
     unrotated: Literal["none", "no_rope_layers", "full_attention"] = "none"
@@ -117,7 +117,7 @@ class DecoderFamily:
     scaled_embedding: bool = False
     """Embeddings are multiplied by the root of the hidden size."""
     windowed: Literal["never", "always", "by layer type"] = "never"
-    """Which layers have the config's sliding_window: none, all, or those that layer_types names."""
+    """Layers with the config's sliding_window: none, all, or those that layer_types names."""
     ropes_by_layer_type: bool = False
     """rope_parameters holds an entry for each of the layer_types."""
     activation_key: str = "hidden_act"
@@ -134,7 +134,7 @@ class DecoderFamily:
     logit_divisor_key: str | None = None
     """Holds what they are divided by."""
     logit_soft_cap_key: str | None = None
-    """Of a causal LM's logits; no family caps a classifier's."""
+    """Key of the soft cap of a causal LM's logits; no family caps a classifier's."""
     sinks: bool = False
     """Each head has a logit of its own in every softmax of attention, without a value."""
     experts: ExpertNames | None = None
@@ -143,12 +143,12 @@ class DecoderFamily:
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """What SELECTOR may be, the default first."""
+        """Values of SELECTOR, the default first."""
         return "auto", "quest", "dense"
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """What a config must satisfy; the first rule that it breaks is reported."""
+        """Rules that a config must satisfy; the first that it breaks is reported."""
         return (
             model_class_rule(
                 CAUSAL_LM,
@@ -190,12 +190,12 @@ class DsaFamily:
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """What SELECTOR may be, the default first: the other selectors need keys for every head."""
+        """Values of SELECTOR, the default first: the other selectors need keys for every head."""
         return "dsa", "dense"
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """What a config must satisfy; the first rule that it breaks is reported."""
+        """Rules that a config must satisfy; the first that it breaks is reported."""
         return (
             model_class_rule(CAUSAL_LM, reason="is not a causal LM"),
             unserved,

@@ -32,8 +32,6 @@ def load_weights(
     """Load and fuse a checkpoint's weights, or a rank's share of them.
 
     Args:
-        checkpoint: Directory with safetensors.
-        architecture: What the config says.
         dtype: Of the weights; norms are float32.
         fp8: Keep the layers' projections in fp8; of a checkpoint that stores some so, those alone.
 
@@ -71,11 +69,7 @@ def embedding_and_head(
     not tied, whatever the config says. Adapters of tied models, merged, leave such checkpoints.
 
     Args:
-        read: Reader of the checkpoint.
-        vocab_size: Rows of both.
-        hidden_size: Columns of both.
         tied: Whether the config ties them.
-        cut: The part of both that is read.
 
     Returns:
         Both, [vocabulary, hidden].

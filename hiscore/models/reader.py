@@ -29,8 +29,6 @@ class CheckpointReader:
         """Open a checkpoint.
 
         Args:
-            checkpoint: Its directory.
-            device: Of what is read.
             dtype: Of what is read, unless a call says otherwise.
             keeps_fp8: Whether of the projections that are to be in fp8 those alone are that the checkpoint stores
                 so, as they are.
@@ -47,10 +45,8 @@ class CheckpointReader:
         """Read a tensor, or a part of it.
 
         Args:
-            name: Its name in the checkpoint.
             shape: What it must have as a whole.
             dtype: Of the result; None: the reader's.
-            cut: The part.
 
         Raises:
             UnsupportedCheckpoint: There is no such tensor, or it has another shape.
@@ -77,8 +73,6 @@ class CheckpointReader:
 
         Args:
             outs: Name and width of each layer, in order.
-            inner: Width of the input.
-            bias: Whether they have biases.
             order: int64, of the outputs that are read; None: as they are.
             cut: The part that is read; its rows are those of all layers, one behind another.
             adds_bias: Whether this rank reads the biases.
@@ -178,7 +172,7 @@ class CheckpointReader:
         return values, Scales(each, high, narrow, self._tensors.format.powers_of_two)
 
     def equal(self, one: str, other: str) -> bool:
-        """Whether two tensors, which must be there, are stored as the same values."""
+        """True if two tensors, which must be there, are stored as the same values."""
         return self._tensors.equal(one, other)
 
     def unread(self) -> list[str]:
@@ -210,7 +204,7 @@ class CheckpointReader:
 
 
 def _boundaries(shapes: Sequence[tuple[int, int]], cut: Cut) -> Iterator[int]:
-    """Where the rows that are read of weights begin, in each of them and one behind another."""
+    """Beginnings of the rows that are read of weights, in each of them and one behind another."""
     before = read = 0
     for rows, _ in shapes:
         for part in cut.within(before, rows).rows or (slice(0, rows),):

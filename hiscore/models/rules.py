@@ -29,12 +29,12 @@ def key_rule(name: str, implemented: Callable[[Any], bool], reason: str) -> Rule
 
 
 def one_of(*values: object) -> Callable[[Any], bool]:
-    """For `key_rule`: the value is one of `values`."""
+    """Condition for `key_rule`: the value is one of `values`."""
     return lambda value: value in values
 
 
 def unset(value: object) -> bool:
-    """For `key_rule`: the value is null, false, zero or empty."""
+    """Condition for `key_rule`: the value is null, false, zero or empty."""
     return not value
 
 
@@ -86,4 +86,4 @@ COMMON_RULES: tuple[Rule, ...] = (
     key_rule("per_layer_config", unset, "its layers differ in size (per_layer_config)"),
     key_rule("text_config", lambda value: value is None or isinstance(value, dict), "text_config is {value}"),
 )
-"""Of every family."""
+"""Rules of every family."""

@@ -1,4 +1,4 @@
-"""What a model shares with the rest of its server."""
+"""Resources that a model shares with the rest of its server."""
 
 import os
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ SHARERS = ("scorer", "decode")
 
 @dataclass(frozen=True)
 class Instance:
-    """Which of a model's instances this is.
+    """Place of one instance among a model's instances.
 
     Attributes:
         device: Its own GPU, or the CPU.
@@ -30,7 +30,7 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """What tells it from all others: its device, and on a CPU of several its number."""
+        """Name among all instances: its device, and on a CPU with several its number."""
         return self.device if self.of == 1 else f"{self.device}:{self.number}"
 
 
@@ -60,7 +60,7 @@ class ServerResources:
         return MemoryLine("weights", size, shared=f"weights {key}" if self.weights.shares else "")
 
     def owner(self, model: str, device: object, rank: int = 0, ranks: int = 1) -> str:
-        """Who claims memory for a rank of this instance."""
+        """Owner of the memory that a rank of this instance claims."""
         number = f" instance {self.instance.number}" if self.instance.of > 1 else ""
         return f"{model} on {device}{number}" + (f" rank {rank}" if ranks > 1 else "")
 
@@ -72,11 +72,10 @@ class ServerResources:
     def in_server(
         cls, directory: Path, model: str, server: int | None = None, instance: Instance = Instance()
     ) -> "ServerResources":
-        """What a model shares with its server.
+        """Resources that a model shares with its server.
 
         Args:
             directory: The server's own.
-            model: Its name.
             server: Its process id; None: this process is a child of it.
             instance: Which of the model's instances it is.
         """

@@ -1,4 +1,4 @@
-"""What each rank has of a decoder: its sizes, and the cuts of the checkpoint's tensors.
+"""Share of a decoder on each rank: its sizes, and the cuts of the checkpoint's tensors.
 
 Attention and MLP are divided by their outputs on the way in and by their inputs on the way out, so that a rank's
 heads and neurons are its own, and one sum over ranks ends each block. Embedding and head are divided by the
@@ -47,7 +47,6 @@ class Cuts:
 
     Attributes:
         experts: Those that the rank holds.
-        vocabulary: Rows of embedding and head.
         qkv: Outputs of the projections to q, k and v, one behind another.
         output: Inputs of attention's output.
         q_norm, k_norm: Numbers of a norm over all heads, or heads with norms of their own.
@@ -98,13 +97,7 @@ class Cuts:
 
 
 def share_of(name: str, a: Architecture, shard: Shard) -> float:
-    """How much of a tensor a rank loads.
-
-    Args:
-        name: As it is stored.
-        a: The whole architecture.
-        shard: The rank.
-    """
+    """Share of a tensor that a rank loads."""
     if shard.ranks == 1:
         return 1.0
     of_experts = expert_share(name, a.experts.count if a.experts else 0, shard)

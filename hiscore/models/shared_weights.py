@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 W = TypeVar("W")
 ALIGNMENT = 64
 LAST_WAIT_S = 5.0
-"""How long the owner of CUDA memory waits, when it stops, for those who still compute with it. A file in memory
-needs no such care: it lives as long as anybody maps it."""
+"""Seconds that the owner of CUDA memory waits, when it stops, for others that still compute with it. A file in
+memory needs no such care: it lives as long as a process maps it."""
 
 
 class SharedWeights:
@@ -46,7 +46,7 @@ class SharedWeights:
 
     @property
     def shares(self) -> bool:
-        """Whether another model may compute with the same weights."""
+        """True if another model may compute with the same weights."""
         return self._directory is not None
 
     def load(self, key: str, load: Callable[[], W]) -> W:
@@ -116,7 +116,7 @@ class _Export(pickle.Pickler):
 
     @property
     def in_memory_file(self) -> bool:
-        """Whether tensors were copied to a file in memory."""
+        """True if tensors were copied to a file in memory."""
         return self._file >= 0
 
     def persistent_id(self, obj: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a checkpoint can serve, and the facts that validation needs, from its JSON files alone."""
+"""Models that a checkpoint can serve, and the facts that validation needs, from its JSON files alone."""
 
 import json
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from hiscore.settings import Selector
 
 MODELS = ("score", "tokenizer", "scorer", "decode")
 DEFAULT_MODELS = MODELS
-"""What is loaded if MODELS is not set."""
+"""Models loaded if MODELS is not set."""
 TOKENIZER_FILE = "tokenizer.json"
 UNCONVERTED_TOKENIZERS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
-"""What transformers can make a TOKENIZER_FILE of, with libraries that serving does without."""
+"""Files from which transformers can make a TOKENIZER_FILE, with libraries that serving does without."""
 
 DEFAULT_MAX_CONTEXT = 32_768
 """Longest sequence if MAX_CONTEXT is not set: many checkpoints announce contexts that no pool could hold."""
@@ -26,11 +26,11 @@ DEFAULT_MAX_CONTEXT = 32_768
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What validation must know of a checkpoint: sizes in tokens, and whether it is a classifier."""
+    """Facts that validation needs of a checkpoint: sizes in tokens, and its kind."""
 
     vocab_size: int
     context_length: int
-    """Of one sequence, as MAX_CONTEXT limits it."""
+    """Tokens of the longest sequence, as MAX_CONTEXT limits it."""
     is_classifier: bool
     is_encoder: bool = False
     """Query and item are read as one pair, and nothing is shared between pairs."""
@@ -40,13 +40,13 @@ class CheckpointFacts:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a checkpoint can serve."""
+    """Models that a checkpoint can serve."""
 
     models: tuple[str, ...]
     left_out: dict[str, str]
-    """For every other model the reason why not."""
+    """Reason for each model that it cannot serve."""
     selectors: tuple[Selector, ...] = ()
-    """Those that `decode` has for it, the default first."""
+    """Selectors that `decode` has for it, the default first."""
 
 
 def context_limit(of_checkpoint: int, max_context: int | None) -> int:
@@ -54,7 +54,6 @@ def context_limit(of_checkpoint: int, max_context: int | None) -> int:
 
     Args:
         of_checkpoint: Tokens that the checkpoint's positions cover.
-        max_context: The setting; None: not set.
 
     Raises:
         ValueError: The setting exceeds the checkpoint's context.
@@ -73,7 +72,6 @@ def most_context(config: Config, max_context: int | None) -> int:
 
     Args:
         config: A config.json, also of texts and images. What it leaves out, transformers' classes alone know.
-        max_context: The setting; None: not set.
     """
     if max_context is not None:
         return max_context
@@ -90,7 +88,6 @@ def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
     """Sort the models into those that a checkpoint can serve and those that it cannot.
 
     Args:
-        checkpoint: Its directory.
         ranks: On how many devices each model is to compute.
     """
     left_out: dict[str, str] = {}
@@ -147,12 +144,12 @@ def undecodable(config: Config) -> str | None:
 
 
 def is_classifier(architectures: Sequence[str] | None) -> bool:
-    """Whether `architectures`, as config.json has them, name a sequence classifier."""
+    """True if `architectures`, as config.json has them, name a sequence classifier."""
     return bool(architectures and architectures[0].endswith(CLASSIFIER))
 
 
 def has_tokenizer(checkpoint: Path) -> bool:
-    """Whether the checkpoint comes with a tokenizer; without one, `decode` takes and returns only ids."""
+    """True if the checkpoint comes with a tokenizer; without one, `decode` takes and returns only ids."""
     return (checkpoint / TOKENIZER_FILE).is_file()
 
 

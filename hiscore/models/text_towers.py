@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from hiscore.models.rules import Config
 
 OF_IMAGES = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
-"""What a model of texts and images reads images with, which is not loaded."""
+"""Names of tensors that read images, which are not loaded."""
 TEXT_TOWERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
     "mistral3": ("mistral", "ministral3"),
@@ -21,7 +21,7 @@ TEXT_TOWERS: dict[str, tuple[str, ...]] = {
 
 
 def text_config(config: Config) -> Config:
-    """What a config.json says of the model of texts: all of it, unless it is of texts and images."""
+    """Part of a config.json about the model of texts: all of it, unless it is of texts and images."""
     towers = TEXT_TOWERS.get(str(config.get("model_type")))
     if towers is None:
         return config
@@ -35,7 +35,7 @@ def text_config(config: Config) -> Config:
 
 
 def text_tensor(name: str) -> str | None:
-    """What a tensor of such a checkpoint is called in a model of texts; None: it belongs to images alone.
+    """Name of such a checkpoint's tensor in a model of texts; None: it belongs to images alone.
 
     Args:
         name: As any version of transformers has written it.

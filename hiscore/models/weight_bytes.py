@@ -20,7 +20,7 @@ NUMBER_BYTES = {
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
 COMPANION = re.compile(r"(scales?|scale_inv|zeros|zero_point|g_idx|weight_shape)$")
-"""What is stored beside a quantised weight, and gone once it is dequantised."""
+"""Tensors stored beside a quantised weight, and gone once it is dequantised."""
 BITS = {"fp8": 8, "mxfp4": 4, "awq": 4}
 
 
@@ -32,8 +32,6 @@ def weight_bytes(
     """Bytes of all weights, those that are quantised in the file dequantised.
 
     Args:
-        checkpoint: Directory with config.json and safetensors.
-        number_bytes: Bytes of one number in the model's dtype.
         share_of: How much of a tensor is loaded, by its name.
     """
     config = json.loads((checkpoint / "config.json").read_text())
@@ -54,7 +52,7 @@ def weight_bytes(
 
 
 def _lookahead(config: dict[str, Any]) -> tuple[str, ...]:
-    """How the names of layers begin that predict further tokens, which are not loaded."""
+    """Prefixes of the layers that predict further tokens, which are not loaded."""
     layers, ahead = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
     return tuple(f"model.layers.{layers + index}." for index in range(ahead or 0)) if layers else ()
 

@@ -1,4 +1,4 @@
-"""Which files hold a checkpoint's weights: those that transformers would load."""
+"""Files that hold a checkpoint's weights: those that transformers would load."""
 
 import json
 from pathlib import Path

@@ -138,7 +138,6 @@ class CudaRunner(Runner):
         """Launch a forward, a slice at each step; returns the final states of the rows that are read.
 
         Args:
-            layout: Of its inputs.
             forward: What FlashInfer plans, if that attends.
             parts: What is copied: its buffer, slots of contexts and of windows, and the rows to read if they are
                 many.
@@ -164,7 +163,7 @@ class CudaRunner(Runner):
             return final[: len(forward.scored_rows)].clone()
 
     def _plan(self, layout: InputLayout, forward: Forward) -> tuple[Attention, dict[int, list[Graph]]]:
-        """What attends in a forward, already planned if it is FlashInfer, and its graphs."""
+        """Attention of a forward, already planned if it is FlashInfer's, and its graphs."""
         paged = self._paged_attention
         if paged is None:
             return self._attention, self._graphs

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 ROW_FIELDS = 5
 """Token id, position, token type, begin and end of its segment."""
 ALIGN = 4
-"""In int32: every array of a layout starts at a multiple of 16 bytes, so that kernels compile only once."""
+"""Alignment in int32: arrays of a layout start at multiples of 16 bytes, so that kernels compile only once."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class EncoderLayout:
 
     @property
     def size(self) -> int:
-        """Of the whole buffer."""
+        """Numbers of the whole buffer."""
         return ROW_FIELDS * self.rows + ALIGN + self.tiles * 2
 
     def views(self, buffer: Tensor) -> tuple[EncoderInputs, SegmentInputs]:

@@ -20,7 +20,7 @@ ROW_FIELDS = 4
 SCORED_STEP = 64
 """The rows that are read are padded to a multiple of this."""
 MAX_TAIL_ROWS = 512
-"""So many of them, at most, lie behind the other inputs and have a graph for their tail. With more, the device
+"""Scored rows, at most, that lie behind the other inputs and have a graph for their tail. With more, the device
 computes longer than the host launches."""
 NO_ROWS: Int32 = np.empty(0, np.int32)
 
@@ -75,13 +75,13 @@ class InputLayout:
 
     @property
     def size(self) -> int:
-        """Of the whole buffer."""
+        """Numbers of the whole buffer."""
         return ROW_FIELDS * self.rows + most_described(self.rows) + MAX_TAIL_ROWS
 
     def views(
         self, buffer: Tensor, context_slots: Tensor, tables: TileTables
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, TileInputs]:
-        """As views of `buffer`: what rows of `ModelInputs` are, int32 [rows] each, and attention's inputs.
+        """Views of `buffer`: the rows of `ModelInputs`, int32 [rows] each, and attention's inputs.
 
         Returns:
             Token ids, positions, angles, slot mapping, inputs of attention.
@@ -104,7 +104,6 @@ class StaticInputs:
             first_row: Of the outputs.
             rows_per_tile: Of attention's tiles.
             windowed: Whether there are layers that keep a window only.
-            device: Where.
         """
         self.buffer = torch.zeros(largest.size, dtype=torch.int32, device=device)
         self.tables = TileTables(largest.rows, rows_per_tile, device)

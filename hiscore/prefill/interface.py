@@ -30,16 +30,13 @@ class ForwardRunner(Protocol):
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
         """Compute the forwards of a batch, in order. On CUDA this only launches the work.
 
-        Args:
-            forwards: The batch.
-
         Returns:
             [R, hidden]: final hidden states of all scored rows, forward after forward.
         """
         ...
 
     def slices(self, forward: Forward) -> int:
-        """In how many slices of its layers `in_slices` launches a forward."""
+        """Number of slices of layers in which `in_slices` launches a forward."""
         return 1
 
     def in_slices(self, forward: Forward, arrays: PinnedArrays) -> Generator[None, None, Tensor]:
@@ -47,10 +44,6 @@ class ForwardRunner(Protocol):
 
         Until the last one, other forwards have no more rows than `between`, and neither read what this one adds to
         the pool nor change what it reads or writes there; they may write the same again.
-
-        Args:
-            forward: What to compute.
-            arrays: Copies its inputs to the device.
 
         Returns:
             See `forward`.

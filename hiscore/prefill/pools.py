@@ -1,4 +1,4 @@
-"""Where the layers of a prefill find the keys and values of earlier tokens, and where they put new ones."""
+"""Pools in which the layers of a prefill find keys and values of earlier tokens, and put new ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 MIN_ROWS = 128
-"""Of any product. For fewer, cuBLAS without split sums (`device.fix_product_sums`) has kernels that take ten times
-as long, and for one row a kernel with other bits."""
+"""Least rows of a product. For fewer, cuBLAS without split sums (`device.fix_product_sums`) has kernels that take
+ten times as long, and for one row a kernel with other bits."""
 
 
 def most_rows(max_rows: int) -> int:
@@ -22,7 +22,7 @@ def capture_sizes(max_rows: int) -> list[int]:
 
 
 SHORT_ROWS = 1_152
-"""Of a forward that may be computed between two slices of another: see `serving.request_order`."""
+"""Rows of a forward that may be computed between two slices of another: see `serving.request_order`."""
 START_ROWS, SLICE_ROWS = 512, 2_304
 """The start of a forward takes as long as so many rows, and a slice at most as long as so many, start included."""
 

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class TorchRunner(Runner):
-    """On the CPU, at once."""
+    """Runner on the CPU, which computes at once."""
 
     def __init__(self, decoder: Decoder, slots: int, pools: Pools | None = None) -> None:
         """Allocate a KV pool of `slots` tokens, or use these pools."""
@@ -82,7 +82,6 @@ def make_runner(
     """The runner for a decoder's device.
 
     Args:
-        decoder: What it runs.
         slots: Tokens that its KV pool holds.
         max_rows: Tokens of one forward at most.
         pools: Memory to use instead.

@@ -28,8 +28,6 @@ def pick_dtype(dtype: str, device: torch.device, stored_in_fp8: bool = False) ->
     """The numbers by name: those of the setting, with auto decided.
 
     Args:
-        dtype: The setting.
-        device: See `use_device`.
         stored_in_fp8: Whether the checkpoint is in fp8, which it keeps where the device has fp8.
 
     Raises:

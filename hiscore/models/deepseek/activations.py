@@ -10,10 +10,7 @@ def kernel_prefill_bytes(a: DsaArchitecture, rows: int, top_k: int, number_bytes
     """The most that is alive at once in the loop over layers, where prefill is by kernels.
 
     Args:
-        a: The checkpoint's architecture.
         rows: Tokens of one forward.
-        top_k: Tokens selected for a row.
-        number_bytes: Bytes of one number of an activation.
     """
     # Queries as projected, in the latents' space, and with their part that is rotated in float32; the output.
     projected, latents = a.nope_dim + a.rope_dim, 2 * a.latent_rank + a.row_dim

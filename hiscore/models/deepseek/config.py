@@ -39,7 +39,7 @@ class Indexer:
 
 @dataclass(frozen=True)
 class DsaArchitecture:
-    """What the decoder must know of a checkpoint."""
+    """Facts about a checkpoint that the decoder needs."""
 
     family: str
     vocab_size: int
@@ -58,9 +58,9 @@ class DsaArchitecture:
     norm_eps: float
     indexer: Indexer
     own_index: tuple[bool, ...]
-    """For each layer, whether it has an indexer; if not, it uses the selection of the last layer with one."""
+    """True for each layer with an indexer; others use the selection of the last layer with one."""
     routed: tuple[bool, ...]
-    """For each layer, whether its MLP is a mixture of experts."""
+    """True for each layer whose MLP is a mixture of experts."""
     experts: ExpertShape
     shared_width: int
     """Neurons of the shared experts together."""
@@ -70,7 +70,7 @@ class DsaArchitecture:
 
     @property
     def lookahead_prefixes(self) -> tuple[str, ...]:
-        """How the names of those layers' tensors begin."""
+        """Prefixes of the tensors of those layers."""
         return tuple(f"model.layers.{self.layers + index}." for index in range(self.lookahead_layers))
 
     @property
@@ -81,10 +81,6 @@ class DsaArchitecture:
 
 def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[DsaArchitecture, Any]:
     """Read a checkpoint's config.
-
-    Args:
-        checkpoint: Its directory.
-        max_context: The setting; None: not set.
 
     Returns:
         The `DsaArchitecture`, and transformers' config for the rope parameters.

@@ -41,12 +41,7 @@ class DsaDecoder:
         """Load a checkpoint.
 
         Args:
-            checkpoint: Its directory.
-            device: Of the weights.
-            dtype: Of weights and activations.
-            max_context: See `read_architecture`.
             keeps_fp8: See `load_weights`.
-            group: The ranks that compute it together; None: there is one.
         """
         self._group = group or Alone()
         whole, config = read_architecture(checkpoint, max_context)
@@ -60,7 +55,7 @@ class DsaDecoder:
 
     @property
     def attention_shape(self) -> AttentionShape:
-        """Of attention over latents: all heads share one cache head."""
+        """Shape of attention over latents: all heads share one cache head."""
         a = self.architecture
         return AttentionShape(a.heads, 1, a.row_dim, a.attention_scale, None, (None,) * a.layers)
 
@@ -98,7 +93,6 @@ class DsaDecoder:
         Args:
             x: [R, hidden], rows of the residual stream.
             attended: [R, heads, value_dim].
-            step: See `body`.
 
         Returns:
             [R, hidden]: final hidden states.
@@ -107,7 +101,7 @@ class DsaDecoder:
         return rms_norm(x, self.weights.final_norm, self.architecture.norm_eps)
 
     def _embed(self, ids: Tensor) -> Tensor:
-        """Of several ranks, each has some tokens' embeddings."""
+        """Look up embeddings: each of several ranks has those of some tokens."""
         table, shard = self.weights.embedding, self._group.shard
         if shard.ranks == 1:
             return table[ids]

@@ -18,7 +18,7 @@ from hiscore.models.deepseek.weights import MlaWeights
 from hiscore.numerics import at_least_float32
 
 ROWS = 64
-"""Of a tile in plain torch. Tiles begin at its multiples in a sequence, wherever a forward's rows begin."""
+"""Rows of a tile in plain torch. Tiles begin at its multiples in a sequence, wherever a forward's rows begin."""
 GROUP_TOKENS = 2**16
 """Tokens whose latents are gathered at once, if one sequence has no more."""
 
@@ -28,13 +28,12 @@ class FullRows:
     """New rows of one sequence, its last ones, which attend to all tokens up to themselves."""
 
     rows: slice
-    """Of the forward."""
+    """Places in the forward."""
     slots: Tensor
     """int64 [length]: pool slots of all its tokens."""
 
     @property
     def count(self) -> int:
-        """How many."""
         return int(self.rows.stop - self.rows.start)
 
     @property
@@ -95,7 +94,6 @@ def attend(
         new: Queries and cache rows of the forward's rows.
         seen: The sequences' tokens.
         sequences: In their order.
-        heads: Those that `seen` is of.
         scale: What q k^T is multiplied by.
         out: [T, heads, value_dim], of all heads; written for these.
     """
@@ -124,5 +122,5 @@ def attend(
 
 
 def _filled(x: Tensor, after: int, before: int = 0) -> Tensor:
-    """With so many rows of zeros before and after those there are, in the dimension before the last."""
+    """Pad the dimension before the last with so many rows of zeros before and after."""
     return torch.nn.functional.pad(x, (0, 0, before, after))

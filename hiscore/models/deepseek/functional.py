@@ -6,7 +6,7 @@ from torch import Tensor
 from hiscore.numerics import widen
 
 LATENT_EPS = 1e-6
-"""Of the norms inside attention and the indexer; the config's holds for all others."""
+"""Epsilon of the norms inside attention and the indexer; the config's holds for all others."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -30,8 +30,6 @@ def index_query(
     """Compute the index queries of new rows.
 
     Args:
-        w: The layer's weights.
-        a: Sizes.
         h: [T, hidden], the layer's normalised input.
         q_low: [T, q_rank], the low-rank query of attention.
         cos, sin: [T, rope_dim / 2].
@@ -48,8 +46,6 @@ def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor
     """Compute the index keys of new rows, which the cache keeps.
 
     Args:
-        w: The layer's weights.
-        a: Sizes.
         h: [T, hidden], the layer's normalised input.
         cos, sin: [T, rope_dim / 2].
 

@@ -54,7 +54,6 @@ class LatentCache(Protocol):
 
         Args:
             layer: Index among all layers.
-            w: The layer's weights.
             new: Queries of all rows, which have been kept.
 
         Returns:
@@ -107,10 +106,7 @@ class StagedLatents:
         """Allocate a pool.
 
         Args:
-            a: Sizes.
             slots: Tokens that the pool holds.
-            device: Of the pool.
-            dtype: Of the pool.
             top_k: Tokens selected for a row; None: as many as the checkpoint says.
             max_elements: Elements of one temporary tensor at most.
             expands: False: rows that attend to all tokens do so by `attend` as well, to compare both ways.

@@ -141,7 +141,7 @@ def full_launch(dtype: torch.dtype) -> Launch:
 
 
 def _padded(width: int) -> int:
-    """What a product takes for a width."""
+    """Padded width that a product takes."""
     return max(16, int(triton.next_power_of_2(width)))
 
 

@@ -106,12 +106,7 @@ def load_weights(
     """Load, fuse and absorb a checkpoint's weights, or a rank's share of them.
 
     Args:
-        checkpoint: Directory with safetensors.
-        a: What the config says.
-        device: Where the weights are kept.
-        dtype: Of the weights.
         keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so, but for those that are absorbed.
-        shard: The rank.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.

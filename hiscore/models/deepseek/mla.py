@@ -30,7 +30,7 @@ class Projected:
     """[T, row_dim], for the cache."""
 
     def of(self, rows: Tensor) -> "Projected":
-        """Those of some rows, int64 [S]."""
+        """Queries of some rows, int64 [S]."""
         return Projected(self.q_low[rows], self.nope[rows], self.rotated[rows], self.row[rows])
 
 
@@ -38,8 +38,6 @@ def project(w: MlaWeights, a: DsaArchitecture, h: Tensor, cos: Tensor, sin: Tens
     """Compute the queries and cache rows of new tokens.
 
     Args:
-        w: The layer's weights.
-        a: Sizes.
         h: [T, hidden], the layer's normalised input.
         cos, sin: [T, rope_dim / 2].
     """

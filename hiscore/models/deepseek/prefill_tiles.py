@@ -1,4 +1,4 @@
-"""Which rows of a prefill select, and how they are cut into tiles and passes: arithmetic on NumPy alone."""
+"""Plan of the rows of a prefill that select, cut into tiles and passes: arithmetic on NumPy alone."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 from hiscore.arrays import Int32, Int64
 
 ROWS = 16
-"""Of a tile: a block of index keys is read once for so many rows."""
+"""Rows of a tile: a block of index keys is read once for so many."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,6 @@ class NewRows:
     """The new rows of one sequence: its last ones.
 
     Attributes:
-        rows: How many.
         length: Tokens of the sequence so far, these included.
         full: Attend to all tokens instead of the indexer's selection.
     """

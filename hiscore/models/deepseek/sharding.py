@@ -1,4 +1,4 @@
-"""What each rank has of a decoder with latent attention: its sizes, and the cuts of the checkpoint's tensors.
+"""Share of a decoder with latent attention on each rank: sizes, and cuts of the checkpoint's tensors.
 
 Heads, neurons and the shared experts' neurons are divided, experts by their number, embedding and head by the
 vocabulary. Every rank has the low-rank projections, the indexer and the latents whole: a selection is the same on
@@ -40,7 +40,6 @@ class DsaCuts:
 
     Attributes:
         experts: Those that the rank holds.
-        vocabulary: Rows of embedding and head.
         q_up: Outputs of the query's second projection.
         kv_up: Outputs of the projection from latents.
         output: Inputs of attention's output.
@@ -82,13 +81,7 @@ class DsaCuts:
 
 
 def share_of(name: str, a: DsaArchitecture, shard: Shard) -> float:
-    """How much of a tensor a rank loads.
-
-    Args:
-        name: As it is stored.
-        a: The whole architecture.
-        shard: The rank.
-    """
+    """Share of a tensor that a rank loads."""
     if shard.ranks == 1:
         return 1.0
     of_experts = expert_share(name, a.experts.count, shard)

@@ -8,7 +8,7 @@ from hiscore.layers.scaled_fp8 import ScaledLinear
 from hiscore.layers.weights import Experts, Linear, Mlp
 
 DsaProjection = Linear | ScaledLinear
-"""In the model's dtype, or in fp8."""
+"""Projection in the model's dtype, or in fp8."""
 
 
 @dataclass(frozen=True)

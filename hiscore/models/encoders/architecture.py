@@ -18,7 +18,7 @@ class Disentangled:
 
 @dataclass(frozen=True)
 class EncoderArchitecture:
-    """What the encoder must know of a checkpoint."""
+    """Facts about a checkpoint that the encoder needs."""
 
     family: str
     vocab_size: int
@@ -42,11 +42,11 @@ class EncoderArchitecture:
     gated: bool = False
     """The MLP's first projection gives what is activated, then what that is multiplied with."""
     pooling: Literal["first", "mean"] = "first"
-    """What the head reads: the first row of a pair, or the mean of its rows."""
+    """Input of the head: the first row of a pair, or the mean of its rows."""
     reaches: tuple[int | None, ...] = ()
-    """For each layer, how far a token sees to either side; None: everything. Empty: everything in all layers."""
+    """Tokens that each layer sees to either side; None: all of them. Empty: all layers see everything."""
     rope_kinds: tuple[str | None, ...] = ()
-    """For each layer, its key in rope_parameters. Empty: no rotary embedding."""
+    """Key of each layer in rope_parameters. Empty: no rotary embedding."""
     disentangled: Disentangled | None = None
     """Attention to relative positions, as DeBERTa has it."""
 

@@ -35,10 +35,7 @@ def architecture(config: Any) -> EncoderArchitecture:
 
 
 def relative_rows(config: Any) -> Tensor:
-    """For every distance from query to key, the row of the table of relative positions that it has.
-
-    Args:
-        config: The checkpoint's config, as transformers reads it.
+    """Row in the table of relative positions of every distance from query to key.
 
     Returns:
         int32 [2 context - 1]: of the distances from 1 - context to context - 1.

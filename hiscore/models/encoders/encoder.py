@@ -63,10 +63,6 @@ def read_encoder_architecture(
 ) -> tuple[EncoderArchitecture, Any]:
     """Read an encoder's config.
 
-    Args:
-        checkpoint: Its directory.
-        max_context: The setting; None: not set.
-
     Returns:
         The `EncoderArchitecture`, and transformers' config.
 
@@ -95,8 +91,6 @@ class Encoder:
         """Load a checkpoint.
 
         Args:
-            checkpoint: Directory with config.json and safetensors.
-            device: Where weights and tables are kept.
             dtype: Of weights and activations; norms and the residual stream are float32.
             max_context: Tokens of a pair at most; None: see `context_limit`.
 
@@ -117,7 +111,7 @@ class Encoder:
         self._activation, self._head_activation = ACTIVATIONS[a.activation], ACTIVATIONS[a.head_activation]
 
     def _refuse_unread(self, read: CheckpointReader) -> None:
-        """What nothing reads may change the scores, unless it belongs to another head."""
+        """Refuse tensors that nothing reads: they may change the scores, unless they belong to another head."""
         unread = [
             name
             for name in read.unread()
@@ -199,7 +193,6 @@ class Encoder:
         return tables.norm(x)
 
     def _input(self, layer: EncoderLayer, x: Tensor) -> Tensor:
-        """What a layer's attention reads."""
         if self.architecture.pre_norm and layer.attention_norm is not None:
             x = layer.attention_norm(x)
         return x.to(self.dtype)

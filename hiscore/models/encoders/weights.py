@@ -27,7 +27,7 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """What a token's first hidden state is summed up from."""
+    """Embeddings that a token's first hidden state is summed up from."""
 
     words: Tensor
     """[vocabulary, embedding]"""
@@ -36,7 +36,7 @@ class Embeddings:
     types: Tensor | None
     """[types, embedding]"""
     projection: Projection | None
-    """From the embedding's size to the hidden one, where they differ."""
+    """Projection from the embedding's size to the hidden one, where they differ."""
     norm: LayerNorm
 
 
@@ -58,7 +58,7 @@ class EncoderLayer:
 
 @dataclass(frozen=True)
 class Head:
-    """From a pair's pooled hidden state to its logits."""
+    """Layers from a pair's pooled hidden state to its logits."""
 
     dense: Projection
     norm: LayerNorm | None

@@ -8,24 +8,24 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 KV_CACHE_SCALES = frozenset({"k_scale", "v_scale"})
-"""Of a quantised KV cache. Here the cache is in the model's dtype, which needs none."""
+"""Scales of a quantised KV cache. Here the cache is in the model's dtype, which needs none."""
 
 
 class Format(ABC):
-    """How a method of quantisation stores weights. Names are the last components of tensors' names.
+    """Storage of weights by a method of quantisation. Names are the last components of tensors' names.
 
     What a checkpoint says of quantised activations is not applied: the truth of a quantised checkpoint is a
     float32 forward with its dequantised weights.
     """
 
     method: ClassVar[str]
-    """As `quant_method` has it."""
+    """Value of `quant_method`."""
     companions: ClassVar[Mapping[str, str]]
-    """What is stored beside or instead of a weight, and the name of that weight."""
+    """Parts stored beside or instead of a weight, and the name of that weight."""
     dropped: ClassVar[frozenset[str]] = frozenset()
-    """What is stored but not read."""
+    """Tensors stored but not read."""
     parts_have_rows: ClassVar[bool] = False
-    """Whether every part has the rows of the weight, so that a rank can read those that it needs."""
+    """True if every part has the rows of the weight, so that a rank can read those that it needs."""
     excluded_keys: ClassVar[tuple[str, ...]] = ("modules_to_not_convert",)
     """Keys of the config with the modules left unquantised; the first that is there counts."""
 
@@ -41,18 +41,17 @@ class Format(ABC):
 
     @property
     def powers_of_two(self) -> bool:
-        """Whether scales in fp8 are powers of two, those of activations included."""
+        """True if scales in fp8 are powers of two, those of activations included."""
         return False
 
     def is_excluded(self, module: str) -> bool:
-        """Whether the config leaves a module unquantised."""
+        """True if the config leaves a module unquantised."""
         return any(names_module(pattern, module) for pattern in self.excluded)
 
     def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
         """A module's weight as it is stored, if that is fp8.
 
         Args:
-            module: Its name.
             parts: What is stored of the weight.
 
         Returns:
@@ -68,7 +67,6 @@ class Format(ABC):
         """The weight of a module.
 
         Args:
-            module: Its name.
             parts: What is stored of the weight.
 
         Returns:
@@ -81,7 +79,7 @@ class Format(ABC):
 
 
 def names_module(pattern: str, module: str) -> bool:
-    """Whether an entry of a list of modules names a module: whole, its end, or something that it is part of.
+    """True if an entry of a list of modules names a module: whole, its end, or something that it is part of.
 
     Source: transformers.quantizers.quantizers_utils.should_convert_module, less its matches of half a component,
     by which layer 1 would stand for layer 10 too.

@@ -11,7 +11,7 @@ from hiscore.models.quantization.unpacking import scale, scales_of_rows
 
 
 class Fp8(Format):
-    """As Qwen3-FP8 and DeepSeek publish it (weight_scale_inv), and AutoFP8 (weight_scale, input_scale).
+    """Weights in fp8 of Qwen3-FP8 and DeepSeek (weight_scale_inv) and of AutoFP8 (weight_scale, input_scale).
 
     `weight_scale_inv` multiplies, in spite of its name.
     Source: `Fp8Dequantize` of transformers.integrations.finegrained_fp8; quantization/fp8.py of vLLM.

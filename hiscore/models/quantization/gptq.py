@@ -53,7 +53,7 @@ class Gptq(Format):
 
 
 def _in_order(of_group: Tensor, groups: int) -> bool:
-    """Whether g_idx only says that equally many neighbours form each group."""
+    """True if g_idx only says that equally many neighbours form each group."""
     inputs = len(of_group)
     expected = torch.arange(inputs, device=of_group.device) * groups // inputs
     return inputs % groups == 0 and bool((of_group == expected).all())

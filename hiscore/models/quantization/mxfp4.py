@@ -8,7 +8,7 @@ from torch import Tensor
 from hiscore.models.quantization.base import Format
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Of the 16 codes of e2m1."""
+"""Values of the 16 codes of e2m1."""
 BIAS = 127
 COMPANIONS = {
     f"{name}_{part}": name for name in ("gate_up_proj", "down_proj") for part in ("blocks", "scales")

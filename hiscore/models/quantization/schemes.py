@@ -1,4 +1,4 @@
-"""Which `quantization_config` is served: one rule for each method.
+"""Rules for the `quantization_config` of a checkpoint: one for each method that is served.
 
 Nothing here imports torch: the launcher applies these rules before anything heavy is loaded.
 """
@@ -26,7 +26,7 @@ def unserved(config: Config) -> str | None:
 
 
 def in_fp8(config: Config) -> bool:
-    """Whether weights of a checkpoint that is served are stored in fp8."""
+    """True if weights of a checkpoint that is served are stored in fp8."""
     quantised = config.get("quantization_config") or {}
     weights = [group.get("weights") or {} for group in (quantised.get("config_groups") or {}).values()]
     return quantised.get("quant_method") == "fp8" or any(each.get("type") == "float" for each in weights)
@@ -88,7 +88,7 @@ def _gptq(quantised: Config) -> str | None:
 
 
 def gptq_rules(quantised: Config) -> dict[str, Config | None]:
-    """What GPTQModel's `dynamic` says of some modules: by expressions of which the first that matches counts.
+    """Settings of modules in GPTQModel's `dynamic`, by expressions: the first that matches counts.
 
     Returns:
         Settings that replace those of all; None: the modules are left unquantised.

@@ -32,7 +32,7 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
-"""Of the headers of safetensors."""
+"""Names of dtypes in the headers of safetensors."""
 ROWS_COMPARED = 4_096
 """Rows of two tensors that are compared at once."""
 FORMATS: Mapping[str, type[Format]] = {
@@ -45,10 +45,6 @@ class CheckpointTensors:
 
     def __init__(self, checkpoint: Path, device: torch.device) -> None:
         """Open the files of a checkpoint, whose scheme must be one of those served.
-
-        Args:
-            checkpoint: Directory with config.json and safetensors.
-            device: Of the tensors that are read.
 
         Raises:
             UnsupportedCheckpoint: The config leaves a module unquantised whose tensors say otherwise.
@@ -77,9 +73,7 @@ class CheckpointTensors:
         Of a quantised weight all is read and dequantised before it is cut, unless what is stored can be cut alike.
 
         Args:
-            name: Its name.
             shape: What the whole tensor must have; None: any.
-            cut: The part.
 
         Raises:
             UnsupportedCheckpoint: Its parts are not what the config announces.
@@ -113,7 +107,7 @@ class CheckpointTensors:
 
     @property
     def format(self) -> Format | None:
-        """How weights are quantised; None: they are not."""
+        """Format of quantised weights; None: they are not quantised."""
         return self._format
 
     def kept(self, weights: int) -> None:
@@ -132,7 +126,7 @@ class CheckpointTensors:
         return whole
 
     def _slice(self, stored: str) -> Any:
-        """What gives parts of a tensor."""
+        """Reader of parts of a tensor."""
         source = self._files[stored].get_slice(stored)
         if self._device.type != "meta":
             return source
@@ -141,7 +135,7 @@ class CheckpointTensors:
         return torch.empty(source.get_shape(), dtype=dtype, device="meta")
 
     def _by_format(self, name: str, work: Callable[[Format, str], T]) -> T:
-        """What the format makes of a module, which is named as it is stored; its errors name the tensor."""
+        """Result of the format for a module, named as it is stored; errors name the tensor."""
         assert self._format is not None
         try:
             return work(self._format, _split(next(iter(self._parts[name].values())))[0])
@@ -152,7 +146,7 @@ class CheckpointTensors:
             ) from None
 
     def equal(self, one: str, other: str) -> bool:
-        """Whether two tensors, which must be there, are stored as the same values.
+        """True if two tensors, which must be there, are stored as the same values.
 
         Never more than a slice of them is in memory.
         """
@@ -186,7 +180,7 @@ class CheckpointTensors:
         raise UnsupportedCheckpoint(f"'{name}' is {dtype}, and the checkpoint holds no scale for it")
 
     def _by_weight(self, has_images: bool) -> dict[str, dict[str, str]]:
-        """For each tensor of an unquantised checkpoint, the names of the parts that are stored of it.
+        """Names of the stored parts of each tensor of an unquantised checkpoint.
 
         has_images: Only the tensors of the text tower exist, under the names of a model of texts.
         """

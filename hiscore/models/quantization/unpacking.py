@@ -1,4 +1,4 @@
-"""What the formats share: integers out of 32-bit words, and scales spread over what they scale."""
+"""Parts that the formats share: integers out of 32-bit words, and scales spread over what they scale."""
 
 import math
 
@@ -51,9 +51,7 @@ def scales_of_rows(scales: Tensor, shape: torch.Size, block: tuple[int, int] | N
     """The scales of each row's blocks of columns.
 
     Args:
-        scales: See `scale`.
         shape: [out, in] of the weight.
-        block: See `scale`.
 
     Returns:
         float32 [out, blocks], and the columns of a block.
