@@ -21,8 +21,8 @@ from hiscore.launcher.early_checks import check_tls
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.health import HealthServer
 from hiscore.launcher.make_interrupt import MakeInterrupt
+from hiscore.launcher.preflight import SharedMemoryWatch
 from hiscore.launcher.server import Server
-from hiscore.launcher.shared_memory import SharedMemoryWatch
 from hiscore.launcher.watchdog import POLL_SECONDS, Watchdog
 from hiscore.logs import LogFormat, configure
 from hiscore.models.support import servable

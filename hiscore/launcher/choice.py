@@ -11,8 +11,8 @@ from hiscore.launcher import preflight
 from hiscore.launcher.device_choice import choose_device
 from hiscore.launcher.distribution import Distribution, find_distribution
 from hiscore.launcher.early_checks import check_early
+from hiscore.launcher.preflight import SHM_BYTES
 from hiscore.launcher.repository import Values, model_values, num_instances, select
-from hiscore.launcher.shared_memory import SHM_BYTES
 from hiscore.models.support import servable
 from hiscore.settings import ServeSettings
 

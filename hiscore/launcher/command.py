@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hiscore.launcher.addresses import for_evhtp, in_url
 from hiscore.launcher.ports import Ports
-from hiscore.launcher.shared_memory import SHM_BYTES
+from hiscore.launcher.preflight import SHM_BYTES
 
 # These show callers the server's internals or give control over it. They are locked with a key that nobody knows.
 RESTRICTED = "shared-memory,model-repository,trace,logging"

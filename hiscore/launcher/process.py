@@ -2,7 +2,10 @@
 
 import http.client
 import json
+import logging
 import os
+import re
+import resource
 import signal
 import subprocess
 import time
@@ -16,9 +19,20 @@ from hiscore.launcher.errors import LaunchError, NeverReady
 from hiscore.launcher.given_up import GivenUp
 from hiscore.launcher.stubs import Stubs
 
+log = logging.getLogger(__name__)
+
 POLL_SECONDS = 0.05
 # Stubs check for their server every 0.3 seconds and exit when it is gone.
 STUB_SECONDS = 5.0
+# Triton's lines start with level, date and time: "E1121 07:58:01.123456 ...".
+LINE_START = re.compile(r"([EWIF])\d{4} \d\d:\d\d:\d\d")
+MAX_LINES = 15
+# Logged as errors whenever there is no GPU.
+HARMLESS = ("CudaDriverHelper has not been initialized", "unable to create stream for")
+# Memory that calls may take in tritonserver itself, in bytes: a share of what is free, within bounds.
+MOST_ALLOWED = 4 * 2**30
+LEAST_ALLOWED = 2**28
+SHARE_ALLOWED = 4
 
 
 class Process:
@@ -164,3 +178,62 @@ def _get(address: str, path: str) -> bytes:
     if response.status != 200:
         raise OSError(f"{path} answers {response.status}")
     return body
+
+
+def failure_reason(log_path: Path | None) -> str:
+    """Say why a server stopped, as the end of a message: its log's error lines, and where the whole log is."""
+    if log_path is None:
+        return "; the log above says why"
+    lines = error_lines(log_path.read_text(errors="replace"))
+    return "".join(f"\n  {line}" for line in lines) + f"\n(whole log: {log_path})"
+
+
+def error_lines(log: str) -> list[str]:
+    """The last error messages of a log, each with the lines that continue it."""
+    kept: list[str] = []
+    level = ""
+    for line in log.splitlines():
+        start = LINE_START.match(line)
+        level = start.group(1) if start else level
+        if level in ("E", "F") and line.strip() and not any(text in line for text in HARMLESS):
+            kept.append(line)
+    return kept[-MAX_LINES:] or log.splitlines()[-MAX_LINES:]
+
+
+def default_allowance(available: int) -> int:
+    """Bytes that calls may take, of those that are left once all models are loaded."""
+    return min(MOST_ALLOWED, max(LEAST_ALLOWED, available // SHARE_ALLOWED))
+
+
+def limit_memory(pid: int, allowance: int) -> None:
+    """Bound what calls may take in a tritonserver, which unpacks compressed ones without any limit.
+
+    A megabyte of gzip holds a gigabyte of zeros, and Triton 2.51 can neither refuse compression nor stop
+    unpacking. So once Triton is ready, the kernel lets it have a fixed amount more (RLIMIT_DATA). Over HTTP, what
+    does not fit gets an error; where Triton does not check an allocation it aborts, and the watchdog restarts it.
+
+    The limit is set from outside, on this process alone: its models were started before and have none. It counts
+    private writable memory, but none that is only reserved, as CUDA does. Threads, whose stacks count, have all
+    been started by then.
+
+    Args:
+        pid: Id of a process of this user.
+        allowance: In bytes.
+    """
+    try:
+        limit = data_bytes(pid) + allowance
+        _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        if hard != resource.RLIM_INFINITY:
+            limit = min(limit, hard)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, hard))
+    except OSError as error:
+        log.warning("no limit on what calls may take in tritonserver: %s", error)
+        return
+    log.info("calls may take %d MiB in tritonserver itself", allowance >> 20)
+
+
+def data_bytes(pid: int) -> int:
+    """What a process has of the memory that RLIMIT_DATA counts."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else 0

@@ -12,11 +12,9 @@ from hiscore.launcher.canary import CANARY_MISSES, CANARY_PATIENCE, Canaries, Ca
 from hiscore.launcher.choice import choose
 from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
 from hiscore.launcher.errors import LaunchError, NeverReady
-from hiscore.launcher.memory_limit import default_allowance, limit_memory
 from hiscore.launcher.ports import Ports
-from hiscore.launcher.process import Process, is_ready
+from hiscore.launcher.process import Process, default_allowance, failure_reason, is_ready, limit_memory
 from hiscore.launcher.repository import batch_tokens, templates, write_repository
-from hiscore.launcher.server_log import failure_reason
 from hiscore.launcher.workspace import Workspace
 from hiscore.memory.host import available_host_bytes
 from hiscore.progress import read_progress

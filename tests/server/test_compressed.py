@@ -25,7 +25,7 @@ UNPACKED = 512 * MIB
 LAUNCHER_ALLOWING_LESS = [
     sys.executable,
     "-c",
-    f"from hiscore.launcher import __main__, memory_limit; memory_limit.MOST = {ALLOWED}; exit(__main__.main())",
+    f"from hiscore.launcher import __main__, process; process.MOST_ALLOWED = {ALLOWED}; exit(__main__.main())",
 ]
 TENSORS = (("query", "BYTES", "q"), ("items", "BYTES", "a"), ("label_token_ids", "INT32", 1))
 CALL = {

@@ -16,9 +16,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hiscore.launcher import api
+from hiscore.launcher.preflight import SHM_BYTES
 from hiscore.launcher.process import STUB_SECONDS
 from hiscore.launcher.server import GRACE_SECONDS
-from hiscore.launcher.shared_memory import SHM_BYTES
 from hiscore.settings import ServeSettings
 from tests.support.deployment import DOCKER, ROOT, documents, required
 

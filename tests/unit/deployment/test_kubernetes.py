@@ -14,9 +14,9 @@ import yaml
 
 from hiscore.launcher import api
 from hiscore.launcher.health import answer
+from hiscore.launcher.preflight import SHM_BYTES
 from hiscore.launcher.process import STUB_SECONDS
 from hiscore.launcher.server import GRACE_SECONDS
-from hiscore.launcher.shared_memory import SHM_BYTES
 from hiscore.models.support import MODELS
 from hiscore.settings import ServeSettings
 from tests.support.deployment import DOCKER, KUBERNETES, documents

@@ -2,7 +2,10 @@
 
 import ctypes
 import os
+import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +14,17 @@ import psutil
 import pytest
 
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.process import Process
+from hiscore.launcher.process import (
+    LEAST_ALLOWED,
+    MAX_LINES,
+    MOST_ALLOWED,
+    Process,
+    data_bytes,
+    default_allowance,
+    error_lines,
+    failure_reason,
+    limit_memory,
+)
 from hiscore.launcher.stubs import STOPPED_TOO_LONG_S
 from tests.support.timeouts import TIMEOUT_S
 
@@ -185,3 +198,99 @@ def test_a_stopped_stub_is_a_fault_after_a_while(start: Callable[[str], Process]
     first.resume()
     wait_for(lambda: first.status() != psutil.STATUS_STOPPED)
     assert process.fault() == ""
+
+
+def test_the_error_lines_of_a_log_keep_their_continuation() -> None:
+    log = (
+        'I1121 07:00:00.000001 1 a.cc:1] "fine"\n'
+        'E1121 07:00:00.000002 1 b.cc:2] "failed to load: RuntimeError: why"\n\nAt:\n  model.py(3)\n'
+        'I1121 07:00:00.000003 1 c.cc:3] "fine again"\nE1121 07:00:00.000004 1 d.cc:4] "and this"\n'
+    )
+    kept = error_lines(log)
+    assert [line.split("] ")[-1] for line in kept] == [
+        '"failed to load: RuntimeError: why"',
+        "At:",
+        "  model.py(3)",
+        '"and this"',
+    ]
+
+
+def test_the_newest_errors_are_kept_but_not_those_that_come_without_a_gpu() -> None:
+    harmless = "E1121 07:00:00.000001 1 a.cc:1] CudaDriverHelper has not been initialized"
+    errors = [f"{level}1121 07:00:00.000001 1 a.cc:1] {place}" for place in range(30) for level in "EF"]
+    lines = [*errors, harmless, "W1121 07:00:00.000001 1 a.cc:1] a warning"]
+    assert error_lines("\n".join(lines)) == errors[-MAX_LINES:]
+
+
+def test_without_errors_the_end_of_the_log_must_do() -> None:
+    lines = [f"I1121 07:00:00.000001 1 a.cc:1] {place}" for place in range(30)]
+    assert error_lines("\n".join(lines)) == lines[-MAX_LINES:]
+
+
+def test_the_log_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("E1121 07:00:00.000001 1 a.cc:1] broken\n")
+    assert failure_reason(log) == f"\n  E1121 07:00:00.000001 1 a.cc:1] broken\n(whole log: {log})"
+    assert "the log above" in failure_reason(None)
+
+
+MIB = 2**20
+# Takes as many MiB as it is told, and says whether it could.
+TAKES = """
+import sys
+for line in sys.stdin:
+    try:
+        taken = bytearray(int(line) << 20)
+        print("taken", flush=True)
+    except MemoryError:
+        print("refused", flush=True)
+"""
+
+
+@pytest.fixture
+def process() -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        [sys.executable, "-c", TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def take(process: "subprocess.Popen[str]", mebibytes: int) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{mebibytes}\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.slow
+def test_it_may_take_its_allowance_and_no_more(process: "subprocess.Popen[str]") -> None:
+    assert take(process, 512) == "taken"  # the control
+    assert take(process, 0) == "taken"
+    limit_memory(process.pid, 256 * MIB)
+    assert take(process, 200) == "taken"
+    assert take(process, 0) == "taken"
+    assert take(process, 300) == "refused"
+    assert take(process, 200) == "taken"
+
+
+def test_a_process_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    limit_memory(process.pid, 1)
+    assert "no limit" in caplog.text
+
+
+def test_a_hard_limit_stays(process: "subprocess.Popen[str]") -> None:
+    take(process, 0)
+    hard = data_bytes(process.pid) + 64 * MIB
+    resource.prlimit(process.pid, resource.RLIMIT_DATA, (hard, hard))
+    limit_memory(process.pid, 256 * MIB)
+    assert resource.prlimit(process.pid, resource.RLIMIT_DATA) == (hard, hard)
+
+
+def test_the_default_is_a_quarter_within_bounds() -> None:
+    assert default_allowance(8 * 2**30) == 2 * 2**30
+    assert default_allowance(2**40) == MOST_ALLOWED
+    assert default_allowance(0) == LEAST_ALLOWED
