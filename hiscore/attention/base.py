@@ -8,8 +8,6 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Facts about a model that attention needs."""
-
     heads: int
     kv_heads: int
     head_dim: int

@@ -8,8 +8,6 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BidirectionalShape:
-    """Facts about an encoder that attention needs."""
-
     heads: int
     head_dim: int
     scale: float
@@ -21,7 +19,6 @@ class BidirectionalShape:
 
     @property
     def farthest(self) -> int:
-        """The largest distance in `relative_rows`."""
         return 0 if self.relative_rows is None else len(self.relative_rows) // 2
 
 
@@ -33,10 +30,8 @@ class RelativeProjections:
     (q_i k_j + q_i keys_r + k_j queries_r) scale.
     """
 
-    keys: Tensor | None
-    """[heads, P, head_dim]: what content attends to; None: it does not."""
-    queries: Tensor | None
-    """[heads, P, head_dim]: what attends to content; None: it does not."""
+    keys: Tensor | None  # [heads, P, head_dim]: what content attends to; None: it does not
+    queries: Tensor | None  # [heads, P, head_dim]: what attends to content; None: it does not
 
 
 class BidirectionalAttention(Protocol):

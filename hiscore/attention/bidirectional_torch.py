@@ -17,8 +17,7 @@ MAX_WEIGHTS = 2**24
 class _Batch:
     """Segments of one length."""
 
-    rows: Tensor
-    """int64 [segments, length]"""
+    rows: Tensor  # int64 [segments, length]
     read: int
     """Leading rows of each segment that are read in the last layer."""
 

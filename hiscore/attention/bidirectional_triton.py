@@ -22,14 +22,10 @@ def choose_launch(head_dim: int, dtype: torch.dtype) -> Launch:
 class SegmentInputs:
     """Inputs of the kernel on the device; all int32. See `tiles.Tiles`."""
 
-    segment_starts: Tensor
-    """[T]"""
-    segment_ends: Tensor
-    """[T]"""
-    tiles: Tensor
-    """[tiles 2]"""
-    tile_count: Tensor
-    """[2]: all tiles, and those that hold a row that is read, which come first."""
+    segment_starts: Tensor  # [T]
+    segment_ends: Tensor  # [T]
+    tiles: Tensor  # [tiles 2]
+    tile_count: Tensor  # [2]: all tiles, and those that hold a row that is read, which come first
 
 
 class TritonBidirectionalAttention:

@@ -37,5 +37,4 @@ def buffer_bytes(sizes: PagedSizes) -> tuple[int, int]:
 
 
 def most_pages(sizes: PagedSizes) -> int:
-    """Pages of all segments of a forward at most."""
     return max(sizes.max_segments * sizes.pages, -(-sizes.max_rows // sizes.page_size))

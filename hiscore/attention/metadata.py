@@ -22,8 +22,7 @@ class Group(NamedTuple):
     first_row: int
     last_row: int
     """One past the group's last row."""
-    context_slots: Int64
-    """[N]: the pool slots of the tokens at positions 0 to N - 1."""
+    context_slots: Int64  # [N]: the pool slots of the tokens at positions 0 to N - 1
     context_rows: slice
     """The rows of this forward that hold the rest of the context, in order."""
     own_slots: Int64 = NO_SLOTS
@@ -35,20 +34,16 @@ class Group(NamedTuple):
 class Forward(NamedTuple):
     """One packed prefill of T new tokens, with R of them read out."""
 
-    input_ids: Int32
-    """int32 [T]"""
+    input_ids: Int32  # int32 [T]
     positions: Int32
     """int32 [T]: each item continues the positions of its query, wherever its rows are in the forward."""
-    cu_seqlens: Int32
-    """int32 [segments + 1]: segment s has rows cu_seqlens[s] to cu_seqlens[s + 1]."""
+    cu_seqlens: Int32  # int32 [segments + 1]: segment s has rows cu_seqlens[s] to cu_seqlens[s + 1]
     groups: tuple[Group, ...]
     """They cover all rows, in order."""
-    slot_mapping: Int64
-    """int64 [T]: the pool slot of each row's key and value, or `NO_SLOT`."""
+    slot_mapping: Int64  # int64 [T]: the pool slot of each row's key and value, or `NO_SLOT`
     scored_rows: Int64
     """int64 [R]: the rows read out, one for each item; empty items share their query's last row."""
-    scored_items: Int64
-    """int64 [R]: the item that each scored row belongs to, counted over the whole batch."""
+    scored_items: Int64  # int64 [R]: the item that each scored row belongs to, counted over the whole batch
     angles: Int32 | None = None
     """int32 [T]: where in the rotary tables each row's angles are; None: at its position."""
     token_types: Int32 | None = None

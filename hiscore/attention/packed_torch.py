@@ -30,12 +30,9 @@ MAX_WEIGHTS = 2**24
 class _Batch:
     """Segments of one length with one context."""
 
-    rows: Tensor
-    """int64 [segments, length]"""
-    context_slots: Tensor
-    """int64 [N]"""
-    context_rows: Tensor
-    """int64 [M]"""
+    rows: Tensor  # int64 [segments, length]
+    context_slots: Tensor  # int64 [N]
+    context_rows: Tensor  # int64 [M]
 
 
 class _Segments:
@@ -85,13 +82,11 @@ class TorchAttention:
     """`Attention` on the CPU."""
 
     def __init__(self, shape: AttentionShape, windowed: Container[int] = ()) -> None:
-        """windowed: layers that keep a window only."""
         self._shape, self._windowed = shape, windowed
         self._groups: list[_Segments] = []
         self._in_windows: list[_Segments] = []
 
     def plan(self, forward: Forward) -> None:
-        """Prepare for the layers of a forward."""
         edges = forward.cu_seqlens.astype(np.int64)
         heads = self._shape.heads
         self._groups = [_Segments(group, group.context_slots, edges, heads) for group in forward.groups]

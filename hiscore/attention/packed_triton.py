@@ -33,12 +33,9 @@ SCORED_BLOCK = 128
 
 @dataclass(frozen=True)
 class Launch:
-    """Launch parameters of the kernel."""
-
     m: int
     """Query rows of a tile, times the heads that share a key head."""
     n: int
-    """Keys at a time."""
     warps: int
     stages: int
     programs: int
@@ -64,7 +61,6 @@ class TileTables:
     """Tables that the device makes of a description; all int32, one forward at a time."""
 
     def __init__(self, rows: int, rows_per_tile: int, device: torch.device) -> None:
-        """Allocate them for forwards of so many rows at most."""
         # Every group has at least one row, so there are at most as many groups as rows.
         tiles = max_tiles(rows, rows, rows_per_tile)
         make = partial(torch.empty, dtype=torch.int32, device=device)
@@ -78,12 +74,10 @@ class TileTables:
 class TileInputs:
     """Inputs of the kernels on the device; all int32."""
 
-    positions: Tensor
-    """[T]"""
+    positions: Tensor  # [T]
     described: Tensor
     """Layout: see `tile_inputs.Description.write`."""
-    context_slots: Tensor
-    """[N]"""
+    context_slots: Tensor  # [N]
     tables: TileTables
     window_slots: Tensor | None = None
     """[N]: instead of `context_slots` in layers that keep a window only, if there are any."""

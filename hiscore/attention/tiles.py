@@ -15,8 +15,7 @@ from hiscore.attention.metadata import Forward
 class Tiles(NamedTuple):
     """The attention kernel's inputs other than the rows; all int32."""
 
-    segment_edges: Int32
-    """[segments + 1]: where each segment begins, and the last one ends."""
+    segment_edges: Int32  # [segments + 1]: where each segment begins, and the last one ends
     tiles: Int32
     """[tiles, 2]: begin and end of the rows of each; those that hold a row that is read come first."""
     scored: int

@@ -25,14 +25,12 @@ class Tile:
     rows: int
     outputs: int
     inputs: int
-    """Added up at a time."""
     warps: int
     stages: int
     programs: int = 1
     """Per multiprocessor, where programs stay there for several tiles."""
 
     def count(self, rows: int, outputs: int) -> int:
-        """Tiles of a product."""
         return int(triton.cdiv(rows, self.rows) * triton.cdiv(outputs, self.outputs))
 
     def fill(self, rows: int, outputs: int, multiprocessors: int) -> float:

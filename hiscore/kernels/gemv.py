@@ -19,7 +19,6 @@ GEMV_MAX_INPUTS = 4096
 """More inputs would not fit the registers of a program."""
 WEIGHTS_PER_PROGRAM = 16_384
 STEP = 1024
-"""Inputs that are added up at once."""
 
 
 @triton.jit
@@ -155,10 +154,8 @@ def product_output(x: Tensor, weight: Tensor, gelu: int | None, onto: Tensor | N
 class Normed:
     """rms_norm(x) * weight, computed by the product that reads it."""
 
-    x: Tensor
-    """float32 [rows, in]"""
-    weight: Tensor
-    """float32 [in]"""
+    x: Tensor  # float32 [rows, in]
+    weight: Tensor  # float32 [in]
     eps: float
 
     @property

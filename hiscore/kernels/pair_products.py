@@ -60,7 +60,6 @@ def multiply_by_each(x: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
 
 
 def compile_for(weight: Tensor) -> None:
-    """Compile both, for rows in the weight's dtype."""
     first = torch.zeros(1, dtype=torch.int32, device=weight.device)
     multiply_pairs(weight[:1], weight, first, first)
     multiply_by_each(weight[:1], weight, first)

@@ -28,7 +28,6 @@ MAX_ROWS = 64
 BLOCK = 64
 """Outputs of a program, of gate and up together: the least that Hopper's tensor cores take on the left."""
 STEP = 128
-"""Inputs of a tile."""
 STAGES, SHORT_STAGES = 6, 4
 """Tiles on their way to a program; of more than 32 rows, where a program has few tiles."""
 MIN_PROGRAMS, MAX_SPLITS = 64, 4

@@ -9,21 +9,17 @@ from torch import Tensor
 from hiscore.layers.fp8 import Quantised
 
 BLOCKS = (32, 64, 128)
-"""Columns of a block that the kernel takes."""
 
 
 @dataclass(frozen=True)
 class BlockFp8Linear:
     """A projection in fp8. Its result is bfloat16."""
 
-    values: Tensor
-    """float8_e4m3fn [out, in]"""
-    scales: Tensor
-    """float32 [out, blocks]: of each row's blocks of columns."""
+    values: Tensor  # float8_e4m3fn [out, in]
+    scales: Tensor  # float32 [out, blocks]: of each row's blocks of columns
     block: int
     """Columns of a block, of `BLOCKS`; the last may be shorter."""
-    bias: Tensor | None = None
-    """bfloat16 [out]"""
+    bias: Tensor | None = None  # bfloat16 [out]
     reads_fp8: ClassVar[bool] = True
 
     def __call__(self, x: Quantised) -> Tensor:

@@ -14,7 +14,6 @@ from hiscore.kernels.fp8 import FP8_LARGEST, SMALLEST_PEAK
 
 FP8 = torch.float8_e4m3fn
 FP8_CAPABILITY = (8, 9)
-"""Least compute capability of a GPU that multiplies in fp8."""
 ALIGNMENT = 16
 """Both sizes of a weight in fp8 must be multiples of this."""
 
@@ -26,10 +25,8 @@ class Quantised:
     An outlier costs only its own row precision, and no row's result depends on another row.
     """
 
-    values: Tensor
-    """float8_e4m3fn [rows, width]"""
-    scales: Tensor
-    """float32 [rows, 1]"""
+    values: Tensor  # float8_e4m3fn [rows, width]
+    scales: Tensor  # float32 [rows, 1]
 
 
 def quantise(x: Tensor) -> Quantised:
@@ -44,10 +41,8 @@ def quantise(x: Tensor) -> Quantised:
 class Fp8Linear:
     """A projection in fp8. Its result is bfloat16."""
 
-    weight: Quantised
-    """[out, in]"""
-    bias: Tensor | None = None
-    """bfloat16 [out]"""
+    weight: Quantised  # [out, in]
+    bias: Tensor | None = None  # bfloat16 [out]
     reads_fp8: ClassVar[bool] = True
 
     def __call__(self, x: Quantised) -> Tensor:

@@ -57,7 +57,6 @@ def moe(w: Experts, h: Tensor, step: bool = False) -> Tensor:
 
 
 def router_logits(w: Experts, h: Tensor) -> Tensor:
-    """The router's logits, float32 [T, E]."""
     (tokens, width), count = h.shape, len(w.router)
     out = torch.empty((tokens, count), dtype=torch.float32, device=h.device)
     biased = w.router_bias is not None

@@ -34,8 +34,6 @@ class WideNorms:
 
 
 class ParallelOps(Ops):
-    """Wraps the `Ops` of a device."""
-
     def __init__(
         self,
         inner: Ops,

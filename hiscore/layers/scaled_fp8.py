@@ -24,11 +24,9 @@ MANTISSA = 0x7FFFFF
 class ScaledLinear:
     """A projection in fp8 that rounds its input itself. Its result has the input's dtype."""
 
-    values: Tensor
-    """float8_e4m3fn [out, in]"""
+    values: Tensor  # float8_e4m3fn [out, in]
     scales: Scales
-    bias: Tensor | None = None
-    """[out]"""
+    bias: Tensor | None = None  # [out]
     reads_fp8: ClassVar[bool] = False
 
     def __call__(self, x: Tensor) -> Tensor:

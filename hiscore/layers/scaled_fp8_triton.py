@@ -14,11 +14,9 @@ STEP = Tile(16, 32, 128, warps=4, stages=4)
 STEP_ROWS = 16
 PREFILL = Tile(128, 128, 128, warps=8, stages=3)
 BLOCKS = 8
-"""Blocks that a program rounds."""
 
 
 def multiply(x: Tensor, values: Tensor, scales: Scales) -> Tensor:
-    """x weight^T; see `scaled_fp8.multiply`."""
     (rows, inputs), outputs = x.shape, len(values)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     if not rows:
@@ -34,7 +32,6 @@ def multiply(x: Tensor, values: Tensor, scales: Scales) -> Tensor:
 
 
 def quantise(x: Tensor, columns: int, powers_of_two: bool) -> tuple[Tensor, Tensor]:
-    """Round rows to fp8; see `scaled_fp8.quantise`."""
     rows, width = x.shape
     blocks = triton.cdiv(width, columns)
     out = torch.empty((rows, width), dtype=FP8, device=x.device)

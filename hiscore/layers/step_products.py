@@ -41,7 +41,6 @@ class StepProducts:
         return max(self.gemv_rows, self.pipelined_rows)
 
     def is_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
-        """True if `gemv` computes this product of h."""
         return isinstance(projection, Linear) and h.shape[0] <= self.gemv_rows and gemv.fits(*h.shape)
 
     def multiply(

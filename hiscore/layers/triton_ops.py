@@ -60,7 +60,6 @@ class TritonOps(Ops):
         centred: bool = False,
         step_products: StepProducts | None = None,
     ) -> None:
-        """Keep sizes; for `centred` see `TorchOps`."""
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps, self._centred = eps, centred
         self._gelu = GELU.get(activation, 0)

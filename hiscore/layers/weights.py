@@ -12,7 +12,6 @@ class Projection(Protocol):
     """A linear layer; reads a Tensor, or in fp8 a `Quantised`."""
 
     reads_fp8: ClassVar[bool]
-    """It reads a `Quantised`."""
 
     def __call__(self, x: Any) -> Tensor: ...
 
@@ -21,10 +20,8 @@ class Projection(Protocol):
 class Linear:
     """A projection in the model's dtype."""
 
-    weight: Tensor
-    """[out, in]"""
-    bias: Tensor | None = None
-    """[out]"""
+    weight: Tensor  # [out, in]
+    bias: Tensor | None = None  # [out]
     reads_fp8: ClassVar[bool] = False
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -35,11 +32,9 @@ class Linear:
 class Scales:
     """Scales of a weight in fp8, for products of `scaled_fp8`: a block is its values times a scale."""
 
-    of_blocks: Tensor
-    """float32 [..., blocks of rows, blocks of columns]; the last of each may be smaller."""
+    of_blocks: Tensor  # float32 [..., blocks of rows, blocks of columns]; the last of each may be smaller
     rows: int
     columns: int
-    """Width of a block, one of `scaled_fp8.COLUMNS`."""
     powers_of_two: bool
     """True: scales are powers of two, and those of activations must be, too."""
 
@@ -50,12 +45,8 @@ class Scales:
 
 @dataclass(frozen=True)
 class Mlp:
-    """A gated MLP of F neurons."""
-
-    gate_up: Projection
-    """[2 F, hidden]: gate, then up."""
-    down: Projection
-    """[hidden, F]"""
+    gate_up: Projection  # [2 F, hidden]: gate, then up
+    down: Projection  # [hidden, F]
 
 
 @dataclass(frozen=True)
@@ -86,29 +77,18 @@ class Experts:
 
     routing: Routing
     activation: str
-    """See `activations.gated`."""
-    router: Tensor
-    """float32 [E, hidden]"""
-    router_bias: Tensor | None
-    """float32 [E]"""
-    correction: Tensor | None
-    """float32 [E]; with sigmoid alone."""
-    gate_up: Tensor
-    """[E, 2 F, hidden]: gate, then up."""
-    gate_up_bias: Tensor | None
-    """[E, 2 F]"""
-    down: Tensor
-    """[E, hidden, F]"""
-    down_bias: Tensor | None
-    """[E, hidden]"""
+    router: Tensor  # float32 [E, hidden]
+    router_bias: Tensor | None  # float32 [E]
+    correction: Tensor | None  # float32 [E]; with sigmoid alone
+    gate_up: Tensor  # [E, 2 F, hidden]: gate, then up
+    gate_up_bias: Tensor | None  # [E, 2 F]
+    down: Tensor  # [E, hidden, F]
+    down_bias: Tensor | None  # [E, hidden]
     shared: Mlp | None
-    """MLP of every token."""
     first: int = 0
     """Index of the first expert held."""
     gate_up_scales: Scales | None = None
-    """Set if gate_up is float8_e4m3fn."""
     down_scales: Scales | None = None
-    """Set if down is float8_e4m3fn."""
 
     @property
     def is_part(self) -> bool:
@@ -149,10 +129,7 @@ class LayerWeights:
 class Weights:
     """A whole checkpoint on one device; only projections may be in fp8."""
 
-    embedding: Tensor
-    """[vocabulary, hidden]"""
+    embedding: Tensor  # [vocabulary, hidden]
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
-    """float32 [hidden]"""
-    head: Tensor
-    """[vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier."""
+    final_norm: Tensor  # float32 [hidden]
+    head: Tensor  # [vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier

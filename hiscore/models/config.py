@@ -25,11 +25,8 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """The experts of a layer."""
-
     count: int
     width: int
-    """Neurons of each."""
     activation: str
     routing: Routing
 

@@ -50,5 +50,4 @@ def check_sizes(sizes: Mapping[str, Any]) -> None:
 
 
 def of_texts(config: Any) -> Any:
-    """Part of a config of transformers about the model of texts."""
     return config.get_text_config() if config.model_type in TEXT_TOWERS else config

@@ -55,12 +55,10 @@ UNCUT = Cut()
 
 
 def rows(*parts: slice) -> Cut:
-    """A cut of whole rows."""
     return Cut(rows=parts)
 
 
 def shifted(part: slice, by: int) -> slice:
-    """The same range further on."""
     return slice(part.start + by, part.stop + by)
 
 

@@ -26,12 +26,8 @@ from hiscore.progress import Advance, no_progress
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """A forward's rows, on the device."""
-
-    input_ids: Tensor
-    """int32 [T]"""
-    positions: Tensor
-    """int32 [T]"""
+    input_ids: Tensor  # int32 [T]
+    positions: Tensor  # int32 [T]
     slot_mapping: Sequence[Tensor]
     """int32 [T] for each layer: the pool slot of each row's key and value, -1 for none."""
     angles: Tensor | None = None
@@ -67,7 +63,6 @@ class Decoder:
         self._group = group or Alone()
         whole, shard = self._whole, self._group.shard
         self.architecture = a = of_rank(whole, shard)
-        """Architecture with the sizes of this rank."""
         self.weights: Weights = (shared or SharedWeights()).load(
             weights_key(device, dtype, fp8, shard),
             lambda: load_weights(checkpoint, whole, device, dtype, fp8, shard),
@@ -98,7 +93,6 @@ class Decoder:
         )  # fmt: skip
 
     def head(self) -> LMHead:
-        """The head, of a classifier or over the vocabulary of all ranks."""
         a = self.architecture
         # A classifier's few rows are on every rank.
         group = Alone() if a.is_classifier else self._group
@@ -113,7 +107,6 @@ class Decoder:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that compute it together."""
         return self._group.shard.ranks
 
     @property
@@ -126,7 +119,6 @@ class Decoder:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
         a = self.architecture
         return 2 * a.layers * a.kv_heads * a.head_dim * self.weights.embedding.element_size()
 

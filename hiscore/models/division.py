@@ -19,7 +19,7 @@ def undivided(
     experts: int | None,
     shared_width: int | None = None,
 ) -> str | None:
-    """Why sizes cannot be divided; None if they can.
+    """Reason why sizes cannot be divided; None if they can be.
 
     Args:
         kv_heads: Of keys and values: each rank has some of them, or one that others have, too.
@@ -42,7 +42,7 @@ def undivided(
 
 
 def undividable(config: Mapping[str, Any], ranks: int) -> str | None:
-    """Why the model of a config.json cannot be divided, as far as the file alone says so; None if it can."""
+    """Reason why the model of a config.json cannot be divided, as far as the file says; None if it can."""
     family = family_of(config)
     if ranks == 1 or family is None:
         return None

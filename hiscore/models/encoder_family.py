@@ -47,7 +47,6 @@ class EncoderFamily:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Rules that a config must satisfy; the first that it breaks is reported."""
         return (
             model_class_rule(
                 CLASSIFIER, reason="is not a sequence classifier, all that encoders are served as"

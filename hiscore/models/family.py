@@ -37,11 +37,8 @@ class BlockNorms:
 
     input: str | None = "input_layernorm"
     post_attention: str | None = None
-    """Norm of attention's output."""
     mlp: str | None = None
-    """Norm of the MLP's input."""
     post_mlp: str | None = None
-    """Norm of the MLP's output."""
 
 
 PRE_NORMS = BlockNorms(mlp="post_attention_layernorm")
@@ -148,7 +145,6 @@ class DecoderFamily:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Rules that a config must satisfy; the first that it breaks is reported."""
         return (
             model_class_rule(
                 CAUSAL_LM,
@@ -195,7 +191,6 @@ class DsaFamily:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Rules that a config must satisfy; the first that it breaks is reported."""
         return (
             model_class_rule(CAUSAL_LM, reason="is not a causal LM"),
             unserved,

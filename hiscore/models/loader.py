@@ -143,7 +143,6 @@ def _widths(prefix: str, names: Sequence[str], widths: Sequence[int]) -> dict[st
 
 
 def _order_of_heads(a: Architecture, heads: int) -> Tensor | None:
-    """`rotary_order` for all dimensions of some heads."""
     order = rotary_order(a.head_dim, a.rotated_dim, a.family.interleaved_rope)
     if order is None:
         return None

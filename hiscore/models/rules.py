@@ -86,4 +86,3 @@ COMMON_RULES: tuple[Rule, ...] = (
     key_rule("per_layer_config", unset, "its layers differ in size (per_layer_config)"),
     key_rule("text_config", lambda value: value is None or isinstance(value, dict), "text_config is {value}"),
 )
-"""Rules of every family."""

@@ -30,7 +30,6 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """Name among all instances: its device, and on a CPU with several its number."""
         return self.device if self.of == 1 else f"{self.device}:{self.number}"
 
 
@@ -65,7 +64,6 @@ class ServerResources:
         return f"{model} on {device}{number}" + (f" rank {rank}" if ranks > 1 else "")
 
     def close(self) -> None:
-        """Leave: see `SharedWeights.close`."""
         self.weights.close()
 
     @classmethod

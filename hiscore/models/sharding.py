@@ -69,7 +69,6 @@ class Cuts:
 
     @classmethod
     def of(cls, a: Architecture, shard: Shard) -> "Cuts":
-        """The cuts of a whole architecture for one of its ranks."""
         every_expert = slice(0, a.experts.count if a.experts else 0)
         if shard.ranks == 1:
             return cls(experts=every_expert)
@@ -97,7 +96,6 @@ class Cuts:
 
 
 def share_of(name: str, a: Architecture, shard: Shard) -> float:
-    """Share of a tensor that a rank loads."""
     if shard.ranks == 1:
         return 1.0
     of_experts = expert_share(name, a.experts.count if a.experts else 0, shard)

@@ -111,7 +111,6 @@ class _Export(pickle.Pickler):
 
     @property
     def bytes(self) -> bytes:
-        """The pickle."""
         return self._buffer.getvalue()
 
     @property

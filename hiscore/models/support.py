@@ -15,7 +15,6 @@ from hiscore.settings import Selector
 
 MODELS = ("score", "tokenizer", "scorer", "decode")
 DEFAULT_MODELS = MODELS
-"""Models loaded if MODELS is not set."""
 TOKENIZER_FILE = "tokenizer.json"
 UNCONVERTED_TOKENIZERS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
 """Files from which transformers can make a TOKENIZER_FILE, with libraries that serving does without."""
@@ -40,13 +39,10 @@ class CheckpointFacts:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Models that a checkpoint can serve."""
-
     models: tuple[str, ...]
     left_out: dict[str, str]
     """Reason for each model that it cannot serve."""
     selectors: tuple[Selector, ...] = ()
-    """Selectors that `decode` has for it, the default first."""
 
 
 def context_limit(of_checkpoint: int, max_context: int | None) -> int:
@@ -106,7 +102,7 @@ def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
 
 
 def unsupported(config: Config) -> str | None:
-    """Why no model can compute a checkpoint with this config.json, or None if one can."""
+    """Reason why no model can compute a checkpoint with this config.json, or None if one can."""
     try:
         return _broken_rule(config)
     # A value of another kind than a rule looks at, which transformers would not take either.
@@ -128,14 +124,14 @@ def _broken_rule(config: Config) -> str | None:
 
 
 def unscorable(config: Config) -> str | None:
-    """Why the scorer cannot serve a checkpoint with this config.json, or None if it can."""
+    """Reason why the scorer cannot serve a checkpoint with this config.json, or None if it can."""
     if isinstance(family := family_of(config), DsaFamily):
         return f"model_type '{family.name}' attends to a selection of tokens: decode alone serves it"
     return unsupported(config)
 
 
 def undecodable(config: Config) -> str | None:
-    """Why `decode` cannot serve a checkpoint with this config.json, or None if it can."""
+    """Reason why `decode` cannot serve a checkpoint with this config.json, or None if it can."""
     if reason := unsupported(config):
         return reason
     if is_classifier(config["architectures"]):

@@ -58,7 +58,6 @@ def _lookahead(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _stored_bits(quantised: dict[str, Any]) -> int:
-    """Bits of a quantised weight in the file."""
     groups = (quantised.get("config_groups") or {}).values()
     bits = [(group.get("weights") or {}).get("num_bits") for group in groups if isinstance(group, dict)]
     bits += [own.get("bits") for own in gptq_rules(quantised).values() if own is not None]

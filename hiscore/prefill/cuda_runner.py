@@ -45,12 +45,9 @@ from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes, rows_between, sl
 log = logging.getLogger(__name__)
 
 Graph = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]
-"""And what it leaves."""
 
 
 class CudaRunner(Runner):
-    """Launches forwards on the current CUDA stream."""
-
     def __init__(
         self,
         decoder: Decoder,

@@ -57,7 +57,6 @@ class EncoderLayout:
 
     @property
     def size(self) -> int:
-        """Numbers of the whole buffer."""
         return ROW_FIELDS * self.rows + ALIGN + self.tiles * 2
 
     def views(self, buffer: Tensor) -> tuple[EncoderInputs, SegmentInputs]:
@@ -82,8 +81,6 @@ def pad_pairs(forward: Forward) -> tuple[Int32, Int32]:
 
 
 class CudaEncoderRunner(ForwardRunner):
-    """Launches forwards on the current CUDA stream."""
-
     def __init__(self, encoder: Encoder, max_rows: int) -> None:
         """Capture graphs for up to `max_rows` rows."""
         self._encoder, self._device = encoder, encoder.device

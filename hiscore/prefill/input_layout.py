@@ -75,7 +75,6 @@ class InputLayout:
 
     @property
     def size(self) -> int:
-        """Numbers of the whole buffer."""
         return ROW_FIELDS * self.rows + most_described(self.rows) + MAX_TAIL_ROWS
 
     def views(

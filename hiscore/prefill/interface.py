@@ -12,7 +12,6 @@ T = TypeVar("T")
 
 
 def launch_all(slices: Generator[None, None, T]) -> T:
-    """Launch what is left of a forward. Returns what it returns."""
     while True:
         try:
             next(slices)
@@ -55,5 +54,4 @@ class ForwardRunner(Protocol):
 class Runner(ForwardRunner, Protocol):
     """A `ForwardRunner` of a decoder, with its own KV pool."""
 
-    pool: Tensor
-    """[layers, slots, 2, kv_heads, head_dim]"""
+    pool: Tensor  # [layers, slots, 2, kv_heads, head_dim]

@@ -24,6 +24,5 @@ class Pools:
     first_row: int = 0
 
     def by_layer(self, layers: int) -> list[Tensor]:
-        """The pool of each of so many layers."""
         shared = iter(self.shared)
         return [self.windows[layer] if layer in self.windows else next(shared) for layer in range(layers)]

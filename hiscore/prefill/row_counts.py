@@ -8,7 +8,6 @@ ten times as long, and for one row a kernel with other bits."""
 
 
 def most_rows(max_rows: int) -> int:
-    """Rows of the largest forward, with its padding."""
     return max(-(-max_rows // 64) * 64, MIN_ROWS)
 
 

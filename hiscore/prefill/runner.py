@@ -23,10 +23,7 @@ CPU = torch.device("cpu")
 
 
 class TorchRunner(Runner):
-    """Runner on the CPU, which computes at once."""
-
     def __init__(self, decoder: Decoder, slots: int, pools: Pools | None = None) -> None:
-        """Allocate a KV pool of `slots` tokens, or use these pools."""
         a = decoder.architecture
         self._decoder = decoder
         self._ops = decoder.over_ranks(

@@ -39,8 +39,6 @@ class Indexer:
 
 @dataclass(frozen=True)
 class DsaArchitecture:
-    """Facts about a checkpoint that the decoder needs."""
-
     family: str
     vocab_size: int
     context_length: int

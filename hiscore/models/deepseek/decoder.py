@@ -38,11 +38,7 @@ class DsaDecoder:
         keeps_fp8: bool = False,
         group: Group | None = None,
     ) -> None:
-        """Load a checkpoint.
-
-        Args:
-            keeps_fp8: See `load_weights`.
-        """
+        """Load a checkpoint. keeps_fp8: See `load_weights`."""
         self._group = group or Alone()
         whole, config = read_architecture(checkpoint, max_context)
         self.architecture = of_rank(whole, self._group.shard)
@@ -60,7 +56,6 @@ class DsaDecoder:
         return AttentionShape(a.heads, 1, a.row_dim, a.attention_scale, None, (None,) * a.layers)
 
     def head(self) -> LMHead:
-        """The head over the vocabulary of all ranks."""
         return LMHead(self.weights.head, None, group=self._group, vocabulary=self.architecture.vocab_size)
 
     def body(

@@ -29,8 +29,7 @@ class FullRows:
 
     rows: slice
     """Places in the forward."""
-    slots: Tensor
-    """int64 [length]: pool slots of all its tokens."""
+    slots: Tensor  # int64 [length]: pool slots of all its tokens
 
     @property
     def count(self) -> int:
@@ -38,7 +37,6 @@ class FullRows:
 
     @property
     def length(self) -> int:
-        """Tokens of the sequence so far."""
         return len(self.slots)
 
 
@@ -46,12 +44,9 @@ class FullRows:
 class Expanded:
     """K tokens of some sequences, one behind another, for some heads."""
 
-    keys: Tensor
-    """[K, heads, nope_dim]"""
-    tails: Tensor
-    """[K, rope_dim], for all heads."""
-    values: Tensor
-    """[K, heads, value_dim]"""
+    keys: Tensor  # [K, heads, nope_dim]
+    tails: Tensor  # [K, rope_dim], for all heads
+    values: Tensor  # [K, heads, value_dim]
 
 
 def groups(sequences: Sequence[FullRows]) -> Iterator[list[FullRows]]:

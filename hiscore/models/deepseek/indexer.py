@@ -18,10 +18,8 @@ from hiscore.models.deepseek.weights import IndexerWeights
 class IndexQuery:
     """Index queries of T rows."""
 
-    q: Tensor
-    """[T, heads, head_dim], in the keys' dtype."""
-    gates: Tensor
-    """float32 [T, heads], with all scales multiplied in."""
+    q: Tensor  # [T, heads, head_dim], in the keys' dtype
+    gates: Tensor  # float32 [T, heads], with all scales multiplied in
 
 
 def index_query(

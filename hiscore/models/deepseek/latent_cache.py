@@ -83,10 +83,8 @@ class _Piece:
     """A part of a segment, cut to bound the size of temporary tensors."""
 
     rows: slice
-    slots: Tensor
-    """int64 [N]: pool slots of the tokens up to the last one of the piece."""
-    lengths: Tensor
-    """int64 [rows]: how many tokens each row sees."""
+    slots: Tensor  # int64 [N]: pool slots of the tokens up to the last one of the piece
+    lengths: Tensor  # int64 [rows]: how many tokens each row sees
     select: bool
 
 
@@ -164,7 +162,6 @@ class StagedLatents:
         return selects
 
     def _divide(self, segments: Sequence[Segment]) -> None:
-        """Cut rows into parts that are computed at once."""
         self._pieces, first = [], 0
         for segment in segments:
             self._cut(segment, first)

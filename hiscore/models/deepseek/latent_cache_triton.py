@@ -104,7 +104,6 @@ class KernelLatents(StagedLatents):
         )  # fmt: skip
 
     def _select_slots(self, part: _Pass, index: IndexQuery, keys: Tensor) -> None:
-        """Write the lists of a pass."""
         q, gates = index.q.contiguous(), index.gates.contiguous()
         heads, key_dim = q.shape[1:]
         scores = torch.empty((len(part.seen), part.width), dtype=torch.uint32, device=q.device)
@@ -134,14 +133,12 @@ def attention_launch(dtype: torch.dtype) -> Launch:
 
 
 def full_launch(dtype: torch.dtype) -> Launch:
-    """Block sizes of attention to whole sequences."""
     if dtype == torch.float32:
         return Launch(m=16, n=16, warps=4, stages=1)
     return Launch(m=128, n=64, warps=8, stages=2)
 
 
 def _padded(width: int) -> int:
-    """Padded width that a product takes."""
     return max(16, int(triton.next_power_of_2(width)))
 
 

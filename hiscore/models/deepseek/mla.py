@@ -20,14 +20,10 @@ from hiscore.numerics import at_least_float32
 class Projected:
     """Queries and cache rows of T new tokens in one layer."""
 
-    q_low: Tensor
-    """[T, q_rank]: the low-rank query, which the indexer reads too."""
-    nope: Tensor
-    """[T, heads, nope_dim]: the part of the queries that is not rotated."""
-    rotated: Tensor
-    """[T, heads, rope_dim]: the rotated part."""
-    row: Tensor
-    """[T, row_dim], for the cache."""
+    q_low: Tensor  # [T, q_rank]: the low-rank query, which the indexer reads too
+    nope: Tensor  # [T, heads, nope_dim]: the part of the queries that is not rotated
+    rotated: Tensor  # [T, heads, rope_dim]: the rotated part
+    row: Tensor  # [T, row_dim], for the cache
 
     def of(self, rows: Tensor) -> "Projected":
         """Queries of some rows, int64 [S]."""

@@ -61,7 +61,6 @@ class DsaCuts:
 
     @classmethod
     def of(cls, a: DsaArchitecture, shard: Shard) -> "DsaCuts":
-        """The cuts of a whole architecture for one of its ranks."""
         if shard.ranks == 1:
             return cls(experts=slice(0, a.experts.count))
         heads, neurons = shard.span(a.heads), shard.span(a.intermediate_size)
@@ -81,7 +80,6 @@ class DsaCuts:
 
 
 def share_of(name: str, a: DsaArchitecture, shard: Shard) -> float:
-    """Share of a tensor that a rank loads."""
     if shard.ranks == 1:
         return 1.0
     of_experts = expert_share(name, a.experts.count, shard)

@@ -8,67 +8,42 @@ from hiscore.layers.scaled_fp8 import ScaledLinear
 from hiscore.layers.weights import Experts, Linear, Mlp
 
 DsaProjection = Linear | ScaledLinear
-"""Projection in the model's dtype, or in fp8."""
 
 
 @dataclass(frozen=True)
 class MlaWeights:
-    """Latent attention of a layer."""
-
     down: DsaProjection
     """[q_rank + latent_rank + rope_dim, hidden]: to the low-rank query, the latent, the shared rotary key."""
-    q_norm: Tensor
-    """[q_rank]"""
-    latent_norm: Tensor
-    """[latent_rank]"""
-    q_up: DsaProjection
-    """[heads (nope_dim + rope_dim), q_rank]"""
-    to_latent: Tensor
-    """[heads, nope_dim, latent_rank]: takes a head's query to the latents' space."""
-    from_latent: Tensor
-    """[heads, latent_rank, value_dim]: takes attended latents to a head's values."""
-    output: DsaProjection
-    """[hidden, heads value_dim]"""
+    q_norm: Tensor  # [q_rank]
+    latent_norm: Tensor  # [latent_rank]
+    q_up: DsaProjection  # [heads (nope_dim + rope_dim), q_rank]
+    to_latent: Tensor  # [heads, nope_dim, latent_rank]: takes a head's query to the latents' space
+    from_latent: Tensor  # [heads, latent_rank, value_dim]: takes attended latents to a head's values
+    output: DsaProjection  # [hidden, heads value_dim]
 
 
 @dataclass(frozen=True)
 class IndexerWeights:
-    """The lightning indexer of a layer."""
-
-    query: DsaProjection
-    """[index heads index dim, q_rank]"""
-    key: DsaProjection
-    """[index dim, hidden]"""
-    key_norm: Tensor
-    """[index dim]"""
-    key_norm_bias: Tensor
-    """[index dim]"""
-    head_weights: Tensor
-    """[index heads, hidden], in float32 at least, because rounded scores would tie."""
+    query: DsaProjection  # [index heads index dim, q_rank]
+    key: DsaProjection  # [index dim, hidden]
+    key_norm: Tensor  # [index dim]
+    key_norm_bias: Tensor  # [index dim]
+    head_weights: Tensor  # [index heads, hidden], in float32 at least, because rounded scores would tie
 
 
 @dataclass(frozen=True)
 class DsaLayerWeights:
-    """One layer."""
-
-    input_norm: Tensor
-    """[hidden]"""
+    input_norm: Tensor  # [hidden]
     attention: MlaWeights
     indexer: IndexerWeights | None
     """None where the layer uses the selection of an earlier one."""
-    mlp_norm: Tensor
-    """[hidden]"""
+    mlp_norm: Tensor  # [hidden]
     mlp: Mlp | Experts
 
 
 @dataclass(frozen=True)
 class DsaWeights:
-    """A whole checkpoint on one device."""
-
-    embedding: Tensor
-    """[vocabulary, hidden]"""
+    embedding: Tensor  # [vocabulary, hidden]
     layers: tuple[DsaLayerWeights, ...]
-    final_norm: Tensor
-    """[hidden]"""
-    head: Tensor
-    """[vocabulary, hidden]"""
+    final_norm: Tensor  # [hidden]
+    head: Tensor  # [vocabulary, hidden]

@@ -8,18 +8,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Disentangled:
-    """DeBERTa's attention."""
-
     terms: int
     """Kinds of products that a logit may add up: the scale counts them even where there are no positions."""
     relative_rows: Tensor | None
-    """See `BidirectionalShape`."""
 
 
 @dataclass(frozen=True)
 class EncoderArchitecture:
-    """Facts about a checkpoint that the encoder needs."""
-
     family: str
     vocab_size: int
     context_length: int
@@ -42,13 +37,11 @@ class EncoderArchitecture:
     gated: bool = False
     """The MLP's first projection gives what is activated, then what that is multiplied with."""
     pooling: Literal["first", "mean"] = "first"
-    """Input of the head: the first row of a pair, or the mean of its rows."""
     reaches: tuple[int | None, ...] = ()
     """Tokens that each layer sees to either side; None: all of them. Empty: all layers see everything."""
     rope_kinds: tuple[str | None, ...] = ()
     """Key of each layer in rope_parameters. Empty: no rotary embedding."""
     disentangled: Disentangled | None = None
-    """Attention to relative positions, as DeBERTa has it."""
 
     @property
     def relative_positions(self) -> int:

@@ -8,7 +8,6 @@ from hiscore.models.encoders.weights import Embeddings, EncoderReader, EncoderWe
 
 
 def architecture(config: Any) -> EncoderArchitecture:
-    """Translate transformers' config of a BERT or one of its successors."""
     family = ENCODER_FAMILIES[config.model_type]
     follows_pad = family.positions_follow_pad
     return EncoderArchitecture(

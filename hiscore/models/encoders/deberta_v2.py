@@ -14,7 +14,6 @@ ATTENTION = "attention.self"
 
 
 def architecture(config: Any) -> EncoderArchitecture:
-    """Translate transformers' config of a DeBERTa v2 or v3."""
     kinds = config.pos_att_type or []
     terms = 1 + ("c2p" in kinds) + ("p2c" in kinds)
     return EncoderArchitecture(

@@ -214,7 +214,6 @@ class Encoder:
         return layer.down(self._activation(inner))
 
     def _rotate(self, rope: Rope, qkv: Tensor, positions: Tensor) -> None:
-        """Rotate q and k in place."""
         a = self.architecture
         rotated = qkv.unflatten(1, (-1, a.head_dim))[:, : 2 * a.heads]
         first, second = widen(rotated).chunk(2, dim=-1)

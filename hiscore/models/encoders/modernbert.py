@@ -7,7 +7,6 @@ from hiscore.models.encoders.weights import Embeddings, EncoderLayer, EncoderRea
 
 
 def architecture(config: Any) -> EncoderArchitecture:
-    """Translate transformers' config of a ModernBERT."""
     kinds = config.layer_types
     return EncoderArchitecture(
         family="modernbert",
@@ -30,7 +29,6 @@ def architecture(config: Any) -> EncoderArchitecture:
 
 
 def load(read: EncoderReader, config: Any) -> EncoderWeights:
-    """Read a ModernBERT with its head."""
     return EncoderWeights(
         embeddings=Embeddings(
             words=read.read.tensor(

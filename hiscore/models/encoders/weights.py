@@ -13,12 +13,8 @@ from hiscore.models.reader import CheckpointReader
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """A norm with mean and variance, computed in float32."""
-
-    weight: Tensor
-    """float32 [hidden]"""
-    bias: Tensor | None
-    """float32 [hidden]"""
+    weight: Tensor  # float32 [hidden]
+    bias: Tensor | None  # float32 [hidden]
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -27,14 +23,9 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings that a token's first hidden state is summed up from."""
-
-    words: Tensor
-    """[vocabulary, embedding]"""
-    positions: Tensor | None
-    """[positions, embedding]"""
-    types: Tensor | None
-    """[types, embedding]"""
+    words: Tensor  # [vocabulary, embedding]
+    positions: Tensor | None  # [positions, embedding]
+    types: Tensor | None  # [types, embedding]
     projection: Projection | None
     """Projection from the embedding's size to the hidden one, where they differ."""
     norm: LayerNorm
@@ -42,12 +33,9 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class EncoderLayer:
-    """One layer."""
-
     attention_norm: LayerNorm | None
     """Behind attention; before it with `pre_norm`, where the first layer may have none."""
-    qkv: Projection
-    """[3 hidden, hidden]"""
+    qkv: Projection  # [3 hidden, hidden]
     relative: RelativeProjections | None
     output: Projection
     mlp_norm: LayerNorm
@@ -58,20 +46,14 @@ class EncoderLayer:
 
 @dataclass(frozen=True)
 class Head:
-    """Layers from a pair's pooled hidden state to its logits."""
-
     dense: Projection
     norm: LayerNorm | None
-    weight: Tensor
-    """[labels, hidden]"""
-    bias: Tensor
-    """[labels]"""
+    weight: Tensor  # [labels, hidden]
+    bias: Tensor  # [labels]
 
 
 @dataclass(frozen=True)
 class EncoderWeights:
-    """A whole checkpoint on one device."""
-
     embeddings: Embeddings
     layers: tuple[EncoderLayer, ...]
     final_norm: LayerNorm | None
@@ -102,7 +84,6 @@ class EncoderReader:
     def head(
         self, dense: str, classifier: str, norm: LayerNorm | None = None, dense_bias: bool = True
     ) -> Head:
-        """The classification head."""
         a = self._a
         return Head(
             self.projection(dense, out=a.hidden_size, bias=dense_bias),

@@ -19,18 +19,15 @@ class Format(ABC):
     """
 
     method: ClassVar[str]
-    """Value of `quant_method`."""
     companions: ClassVar[Mapping[str, str]]
     """Parts stored beside or instead of a weight, and the name of that weight."""
     dropped: ClassVar[frozenset[str]] = frozenset()
-    """Tensors stored but not read."""
     parts_have_rows: ClassVar[bool] = False
     """True if every part has the rows of the weight, so that a rank can read those that it needs."""
     excluded_keys: ClassVar[tuple[str, ...]] = ("modules_to_not_convert",)
     """Keys of the config with the modules left unquantised; the first that is there counts."""
 
     def __init__(self, quantised: Mapping[str, Any]) -> None:
-        """quantised: The `quantization_config`."""
         lists = (quantised[key] for key in self.excluded_keys if quantised.get(key))
         self.excluded: list[str] = next(lists, [])
 

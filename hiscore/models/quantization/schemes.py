@@ -15,7 +15,7 @@ SERVED = (
 
 
 def unserved(config: Config) -> str | None:
-    """Why the quantised weights of this config.json cannot be read; None if they can, or there are none."""
+    """Reason why the quantised weights of this config.json cannot be read; None if they can, or there are none."""
     if not (quantised := config.get("quantization_config")):
         return None
     method = str(quantised.get("quant_method", "unknown"))

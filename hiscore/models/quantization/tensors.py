@@ -34,7 +34,6 @@ DTYPES = {
 }  # fmt: skip
 """Names of dtypes in the headers of safetensors."""
 ROWS_COMPARED = 4_096
-"""Rows of two tensors that are compared at once."""
 FORMATS: Mapping[str, type[Format]] = {
     format_.method: format_ for format_ in (Fp8, CompressedTensors, Awq, Gptq, Mxfp4)
 }
@@ -126,7 +125,6 @@ class CheckpointTensors:
         return whole
 
     def _slice(self, stored: str) -> Any:
-        """Reader of parts of a tensor."""
         source = self._files[stored].get_slice(stored)
         if self._device.type != "meta":
             return source
@@ -161,7 +159,6 @@ class CheckpointTensors:
         return all(torch.equal(first[rows], second[rows]) for rows in slices)
 
     def report(self, dtype: torch.dtype) -> None:
-        """Log what became of quantised weights so far."""
         if self._device.type == "meta":
             return
         if self._format is not None and self._kept:
@@ -215,7 +212,6 @@ def check_shape(name: str, found: Sequence[int], announced: Sequence[int] | None
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A tensor's name as module and last component."""
     module, _, last = name.rpartition(".")
     return module, last
 
