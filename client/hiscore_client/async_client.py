@@ -35,6 +35,14 @@ class AsyncScoreClient:
     """`ScoreClient` with the same methods to await, for the tasks of one event loop.
 
     Cancelling a task cancels its requests.
+
+    Example:
+        >>> import asyncio
+        >>> async def scores(items):
+        ...     async with AsyncScoreClient() as client:
+        ...         return await client.score("Is this a fruit?", items, labels=[" Yes", " No"])
+        >>> asyncio.run(scores(["apple", "hammer"])).scores.shape  # items, labels
+        (2, 2)
     """
 
     def __init__(

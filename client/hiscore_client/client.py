@@ -33,12 +33,20 @@ class ScoreClient:
 
     Nothing is connected before the first call.
 
+    Example:
+        >>> with ScoreClient() as client:
+        ...     result = client.score("Is this a fruit?", ["apple", "hammer"], labels=[" Yes", " No"])
+        ...     text = "".join(chunk.text for chunk in client.generate("A fruit is", max_tokens=8))
+        >>> result.scores.shape  # items, labels
+        (2, 2)
+        >>> best = result.scores[:, 0].argmax()
+
     Args:
         url: host:port of the gRPC endpoint; by default the environment variable HISCORE_URL, else localhost:8001.
-        limits: When a call is split into several requests.
-        retry: How often to retry a call that found the server unavailable.
+        limits: Sizes from which a call is split into several requests.
+        retry: Attempts for a call that finds the server unavailable.
         max_in_flight: Concurrent requests of one call that is split.
-        credentials: For TLS, from ``grpc.ssl_channel_credentials()``; None: as the environment says, see
+        credentials: TLS, from ``grpc.ssl_channel_credentials()``; None: the environment's, see
             `hiscore_client.tls`.
         headers: gRPC metadata sent with every scoring and generation request; a function is asked for each.
         load_balancing: If the url's name has several addresses, ``pick_first`` uses the first that answers;
@@ -85,10 +93,8 @@ class ScoreClient:
         a classifier takes neither and gives its logits.
 
         Args:
-            query: What all items share.
-            items: Each is scored on its own.
+            query: The text that all items share.
             labels: Each must be exactly one token.
-            label_token_ids: The labels as token ids.
             apply_softmax: Normalise probabilities over the labels instead of the whole vocabulary.
             temperature: Divides the logits; other than 1.0 only with ``apply_softmax``.
             item_first: Put the item before the query.
@@ -129,8 +135,7 @@ class ScoreClient:
         """Score each item, given as token ids; the delimiters are inserted for you.
 
         Args:
-            query_ids: What all items share.
-            item_ids: The ids of each item.
+            query_ids: The ids that all items share.
             label_token_ids: Empty for a classifier.
 
         The other arguments, the result and the errors are those of `score`.
@@ -164,7 +169,6 @@ class ScoreClient:
         Closing or dropping the iterator cancels the generation. Only overload before the first chunk is retried.
 
         Args:
-            prompt: Text or token ids.
             max_tokens: Most new tokens; None: what is left of the context.
             temperature: 0 decodes greedily.
             top_k: Sample from the k most likely tokens; 0: from all.
@@ -207,7 +211,6 @@ class ScoreClient:
 
         Args:
             timeout: Seconds.
-            models: Their names.
 
         Raises:
             ServerUnreachable: Nothing answered in time.
