@@ -142,7 +142,7 @@ def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> d
     limits_of_ids = TokenLimits(settings.max_context or DEFAULT_MAX_CONTEXT, settings.max_call_tokens)
     ranked: dict[str, Any] = {"ranker": _ranker(settings, models), "names": names}
     scored = Variant(
-        score.ScoreRequest,
+        score.ScoreBody,
         score.ScoreResponse,
         partial(
             score.score, models=models, names=names, limits=limits_of_ids, max_labels=settings.max_labels
@@ -152,7 +152,7 @@ def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> d
     paired = Variant(pairs.PairRequest, pairs.PairResponse, partial(pairs.score_pairs, **ranked))
     reranked = Variant(rerank.RerankRequest, rerank.RerankResponse, partial(rerank.rerank, **ranked))
     tei_ranked = Variant(
-        tei.TeiRerankRequest, list[tei.Rank], partial(tei.rerank, **ranked), tei_error, field="texts"
+        tei.TeiRerankRequest, list[tei.TeiRank], partial(tei.rerank, **ranked), tei_error, field="texts"
     )
     nim_ranked = Variant(nim.RankingRequest, nim.RankingResponse, partial(nim.ranking, **ranked), nim_error)
     decided: dict[str, Any] = {"decider": _decider(settings, models), "names": names}

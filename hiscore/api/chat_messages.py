@@ -42,7 +42,7 @@ class Call(msgspec.Struct):
     index: Ignored = None
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -104,7 +104,7 @@ class ChosenTools(msgspec.Struct):
     allowed_tools: AllowedTools | None = None
 
 
-def as_template_knows(messages: Sequence[Message], knows_developers: bool) -> list[dict[str, Any]]:
+def as_template_knows(messages: Sequence[ChatMessage], knows_developers: bool) -> list[dict[str, Any]]:
     """Messages as chat templates read them.
 
     Args:
@@ -121,7 +121,7 @@ def as_template_knows(messages: Sequence[Message], knows_developers: bool) -> li
     ]
 
 
-def _message(message: Message, field: str, knows_developers: bool) -> dict[str, Any]:
+def _message(message: ChatMessage, field: str, knows_developers: bool) -> dict[str, Any]:
     # What OpenAI called its first tools, of which a message has at most one call.
     role = "tool" if message.role == "function" else message.role
     calls = message.tool_calls or ([Call(message.function_call)] if message.function_call else [])

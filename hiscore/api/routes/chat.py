@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from hiscore.api.chat_answer import ChatAnswer, ChatCompletion, ChatStream
-from hiscore.api.chat_messages import Message, Tool, as_template_knows
+from hiscore.api.chat_messages import ChatMessage, Tool, as_template_knows
 from hiscore.api.chat_tools import ToolChoice, ToolUse, tool_use
 from hiscore.api.encoding import off_loop
 from hiscore.api.errors import bad_request
@@ -35,7 +35,7 @@ class Thinking(msgspec.Struct):
 class ChatRequest(GenerationRequest, kw_only=True):
     """A conversation."""
 
-    messages: Annotated[list[Message], SOME]
+    messages: Annotated[list[ChatMessage], SOME]
     max_completion_tokens: GeneratedTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -12,7 +12,7 @@ from hiscore.api.wire import Count, ModelNames, Request, TokenId, Usage, usage
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 
 
-class ScoreRequest(Request):
+class ScoreBody(Request):
     """SGLang's ``ScoringRequest``; `labels`, `temperature`, `label_counts` and `raw_logits` are ours."""
 
     query: str | list[TokenId]
@@ -37,7 +37,7 @@ class ScoreResponse(msgspec.Struct, kw_only=True):
 
 
 async def score(
-    request: ScoreRequest,
+    request: ScoreBody,
     request_id: str,
     *,
     models: Models,
@@ -89,7 +89,7 @@ async def score(
     )
 
 
-def _check_labels(request: ScoreRequest, items: int, max_labels: int) -> None:
+def _check_labels(request: ScoreBody, items: int, max_labels: int) -> None:
     labels, most = len(request.label_token_ids or ()), max_labels
     whose = "in one call"
     if request.label_counts is not None:

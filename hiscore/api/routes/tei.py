@@ -22,7 +22,7 @@ class TeiRerankRequest(Request):
     top_n: Limit | None = None
 
 
-class Rank(msgspec.Struct, omit_defaults=True):
+class TeiRank(msgspec.Struct, omit_defaults=True):
     """One text of the answer."""
 
     index: int
@@ -33,7 +33,7 @@ class Rank(msgspec.Struct, omit_defaults=True):
 
 async def rerank(
     request: TeiRerankRequest, request_id: str, *, ranker: Ranker, names: ModelNames
-) -> list[Rank]:
+) -> list[TeiRank]:
     """Rank the texts of a request.
 
     Raises:
@@ -48,6 +48,8 @@ async def rerank(
     ranking = await ranker.rank(request.query, request.texts, request_id, request.instruction, truncation)
     scores = ranking.logits if request.raw_scores else ranking.probabilities
     return [
-        Rank(index, scores[index], request.texts[index] if request.return_text else None, ranking.cut[index])
+        TeiRank(
+            index, scores[index], request.texts[index] if request.return_text else None, ranking.cut[index]
+        )
         for index in ranking.best(request.top_n or None)
     ]

@@ -7,22 +7,24 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from hiscore.api.chat_messages import Message, Tool, as_template_knows
+from hiscore.api.chat_messages import ChatMessage, Tool, as_template_knows
 from hiscore.api.chat_tools import ToolChoice, ToolUse, tool_use
 from hiscore.api.errors import ApiError
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.tool_calls import FORCED
 
 
-def call_with(arguments: str) -> list[Message]:
+def call_with(arguments: str) -> list[ChatMessage]:
     """A conversation in which the assistant has called a tool."""
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
-    return msgspec.convert([{"role": "assistant", "content": None, "tool_calls": [call]}], type=list[Message])
+    return msgspec.convert(
+        [{"role": "assistant", "content": None, "tool_calls": [call]}], type=list[ChatMessage]
+    )
 
 
 def test_parts_of_text_and_refusals_are_joined() -> None:
     parts = [{"type": "text", "text": "No."}, {"type": "refusal", "refusal": "I cannot."}]
-    messages = msgspec.convert([{"role": "assistant", "content": parts}], type=list[Message])
+    messages = msgspec.convert([{"role": "assistant", "content": parts}], type=list[ChatMessage])
     assert as_template_knows(messages, True)[0]["content"] == "No.\nI cannot."
 
 
@@ -35,7 +37,7 @@ def test_parts_of_text_and_refusals_are_joined() -> None:
     ],
 )
 def test_control_other_parts_are_refused(part: dict[str, str], why: str) -> None:
-    messages = msgspec.convert([{"role": "assistant", "content": [part]}], type=list[Message])
+    messages = msgspec.convert([{"role": "assistant", "content": [part]}], type=list[ChatMessage])
     with pytest.raises(ApiError, match=f"'{part['type']}' {why}"):
         as_template_knows(messages, True)
 
@@ -68,7 +70,7 @@ def test_control_a_json_object_is_read(arguments: str, expected: dict[str, objec
 
 
 def read(message: dict[str, Any]) -> dict[str, Any]:
-    return as_template_knows([msgspec.convert(message, type=Message)], True)[0]
+    return as_template_knows([msgspec.convert(message, type=ChatMessage)], True)[0]
 
 
 @pytest.mark.parametrize(
