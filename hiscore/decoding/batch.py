@@ -79,26 +79,23 @@ def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> Sampling
         uniforms,
         np.array([each.min_p for each in params], np.float32),
         _bias(sequences, positions),
-        _penalties(sequences, positions),
+        _penalties(sequences),
         np.array([each.logprobs for each in params], np.int32),
         _masks(sequences, positions),
     )
 
 
 def _masks(sequences: list[Sequence], positions: Int32) -> Masks | None:
-    """The masks of sequences with a grammar; each serves for one token."""
+    """The masks of sequences with a grammar."""
     masked = [
-        (row, sequence)
+        (row, sequence.mask)
         for row, (sequence, position) in enumerate(zip(sequences, positions.tolist(), strict=True))
         if sequence.mask is not None and not sequence.replays(position)
     ]
     if not masked:
         return None
-    bits = tuple(sequence.mask for _, sequence in masked if sequence.mask is not None)
-    masks = Masks(np.array([row for row, _ in masked], np.int64), bits)
-    for _, sequence in masked:
-        sequence.mask = None
-    return masks
+    bits = tuple(mask for _, mask in masked)
+    return Masks(np.array([row for row, _ in masked], np.int64), bits)
 
 
 def _bias(sequences: list[Sequence], positions: Int32) -> LogitBias | None:
@@ -116,18 +113,16 @@ def _bias(sequences: list[Sequence], positions: Int32) -> LogitBias | None:
     return LogitBias(np.array(rows, np.int64), np.array(ids, np.int64), np.array(values, np.float32))
 
 
-def _penalties(sequences: list[Sequence], positions: Int32) -> Penalties | None:
-    """The requests' penalties, and what the device must count anew; the sequences are counted then."""
+def _penalties(sequences: list[Sequence]) -> Penalties | None:
+    """The requests' penalties, and what the device must count anew."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.call.params.has_penalty]
     if not rows:
         return None
-    histories = []
-    for row in rows:
-        sequence = sequences[row]
-        if not sequence.is_counted:
-            histories.append(History(row, sequence.call.prompt, np.array(sequence.output_ids, np.int32)))
-            # What is sampled while it is replayed is not part of it: then it is counted anew.
-            sequence.is_counted = not sequence.replays(int(positions[row]))
+    histories = [
+        History(row, sequences[row].call.prompt, np.array(sequences[row].output_ids, np.int32))
+        for row in rows
+        if not sequences[row].is_counted
+    ]
     params = [sequences[row].call.params for row in rows]
     return Penalties(
         np.array(rows, np.int64),

@@ -78,13 +78,11 @@ class PrefixCache:
         if len(found.blocks):
             self._host.release(found.taken)
 
-    def count(self, sequence: Sequence, prefix: Prefix) -> None:
-        """A sequence starts with what was found."""
+    def count(self, prefix: Prefix) -> None:
+        """Count what a sequence starts with."""
         self.hits += 1
         self.cached_tokens += prefix.tokens
         self.cached_on_device += prefix.tokens_on_device
-        if not sequence.num_output_tokens:
-            sequence.cached_tokens = prefix.tokens
 
     def publish(self, sequence: Sequence, blocks: Int32, tokens: int) -> None:
         """Let others find the full blocks of a sequence's first tokens, which must be on the host."""

@@ -17,16 +17,45 @@ from hiscore.decoding.batch import make_decode_batch, make_prefill_chunk, make_s
 from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.block_pool import Release
 from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.page_needs import PagesNeeded
 from hiscore.decoding.page_reclaimer import PageReclaimer
 from hiscore.decoding.preemption import PreemptionPolicy, newest
 from hiscore.decoding.prefill_shares import share_forward
-from hiscore.decoding.prefix_cache import NOTHING_FOUND, PrefixCache
+from hiscore.decoding.prefix_cache import NOTHING_FOUND, Found, PrefixCache
 from hiscore.decoding.queues import Queues, by_age
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.starvation import StarvationGuard
 
 MAX_OVERTAKEN = 16
+
+
+class PassedOver:
+    """Sequences that did not fit in this iteration.
+
+    Attributes:
+        sequences: In the order of the queue.
+        keepers: Those of them that were overtaken `MAX_OVERTAKEN` times: freed memory is kept for them.
+        barred: The status of sequences that may not overtake the keepers.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self.keepers: list[Sequence] = []
+        self.barred: set[Status] = set()
+
+    def add(self, sequence: Sequence, lacks_host: bool) -> None:
+        """Pass a sequence over, which may lack memory of the host."""
+        self.sequences.append(sequence)
+        if sequence.times_overtaken >= MAX_OVERTAKEN:
+            self.keepers.append(sequence)
+            # Preempted sequences hold host pages: they must be able to go on.
+            self.barred |= {Status.WAITING} if lacks_host else {Status.WAITING, Status.PREEMPTED}
+
+    def overtake(self) -> None:
+        """Count that a later sequence starts."""
+        for sequence in self.sequences:
+            sequence.times_overtaken += 1
 
 
 class Scheduler:
@@ -119,6 +148,7 @@ class Scheduler:
             sequence.steps_run += 1
             sequence.sampled += 1
             sequence.in_flight += 1
+            sequence.use_mask()
             if sequence.all_sampled:
                 self.queues.move(sequence, Status.DRAINING)
 
@@ -133,57 +163,83 @@ class Scheduler:
             self._start_fitting(schedule)
 
     def _start_fitting(self, schedule: Schedule) -> None:
-        passed_over: list[Sequence] = []
-        barred: set[Status] = set()
-        keepers: list[Sequence] = []
-        front, spare = self.queues.front, None
-        for sequence in front:
+        """Start sequences in the order of the queue, as many as fit; small ones may overtake one that does not."""
+        passed, spare = PassedOver(), None
+        for sequence in self.queues.front:
             if not self.blocks.seq_indices.num_free:
                 return
             spare = spare or self._reclaimer.spare()
-            restored, needed = len(sequence.host_pages) > 0, self.blocks.needed_to_start(sequence)
-            # One resumes in an iteration: it is copied as a whole. Where ranks share the host pool, the running
-            # ones wait for that; elsewhere for what its admission copies on the device.
-            wait = restored and bool(schedule.resumed)
-            if sequence.status in barred:
-                wait = wait or not self._starvation.may_overtake(sequence, self._steps, keepers, spare)
-            if not wait and not passed_over and not self.queues.draining:
-                # The first in the queue: others or itself are spilled for it.
-                while self.blocks.lacks_device_pages(needed, spare):
-                    if not self._reclaimer.spill([sequence, *self.queues.running]) or self.queues.draining:
-                        break
-                    needed = self.blocks.needed_to_start(sequence)
-            # What is found spares blocks of the host alone.
-            wait = wait or not self.blocks.can_allocate(replace(needed, host=0), spare)
-            found = NOTHING_FOUND if wait or restored else self.prefix_cache.take(sequence)
-            needed = replace(needed, host=needed.host - len(found.taken))
-            if wait or not self.blocks.can_allocate(needed, spare):
-                self.prefix_cache.give_back(found)
-                passed_over.append(sequence)
-                if sequence.times_overtaken >= MAX_OVERTAKEN:
-                    # Preempted sequences hold host pages: they must be able to go on.
-                    lacks_host = self.blocks.to_give_up(needed) > 0
-                    barred |= {Status.WAITING} if lacks_host else {Status.WAITING, Status.PREEMPTED}
-                    keepers.append(sequence)
+            needed, found = self._take(sequence, schedule, passed, spare)
+            if found is None:
+                passed.add(sequence, lacks_host=self.blocks.to_give_up(needed) > 0)
                 continue
-            for other in passed_over:
-                other.times_overtaken += 1
-            prefix = self.blocks.allocate(sequence, needed, found)
-            if prefix is not None:
-                self.prefix_cache.count(sequence, prefix)
-                sequence.prefilled = prefix.tokens
-                schedule.fetched.append((sequence, prefix))
+            passed.overtake()
+            self._start(sequence, needed, found, schedule)
             spare += self.blocks.will_grow(sequence)
-            sequence.times_overtaken = sequence.steps_run = 0
-            sequence.restored = restored
-            if restored:
-                schedule.resumed.append(sequence)
-            is_copied = restored or (prefix is not None and not prefix.on_device.all())
-            if is_copied and self.queues.active and self._cache_config.restores_beside_forwards:
-                # What reads the copy would make the others wait for it.
-                self.queues.move(sequence, Status.RESTORING)
-            else:
-                self._go_on(sequence, schedule)
+
+    def _take(
+        self, sequence: Sequence, schedule: Schedule, passed: PassedOver, spare: PagesNeeded
+    ) -> tuple[PagesNeeded, Found | None]:
+        """Find out whether a sequence starts now, and hold what is found of its prompt if it does.
+
+        Returns:
+            What it needs besides, and what was found; None: it does not start.
+        """
+        if not self._may_start(sequence, schedule, passed, spare):
+            return self.blocks.needed_to_start(sequence), None
+        if not passed.sequences:
+            self._spill_for(sequence, spare)
+        needed, found = self.blocks.needed_to_start(sequence), NOTHING_FOUND
+        # What is found spares blocks of the host alone.
+        if not self.blocks.can_allocate(replace(needed, host=0), spare):
+            return needed, None
+        if not len(sequence.host_pages):
+            found = self.prefix_cache.take(sequence)
+            needed = replace(needed, host=needed.host - len(found.taken))
+        if self.blocks.can_allocate(needed, spare):
+            return needed, found
+        self.prefix_cache.give_back(found)
+        return needed, None
+
+    def _may_start(
+        self, sequence: Sequence, schedule: Schedule, passed: PassedOver, spare: PagesNeeded
+    ) -> bool:
+        """Whether a sequence may start before those that were passed over, if there is room."""
+        # One resumes in an iteration: it is copied as a whole. Where ranks share the host pool, the running ones
+        # wait for that; elsewhere for what its admission copies on the device.
+        if len(sequence.host_pages) and schedule.resumed:
+            return False
+        return sequence.status not in passed.barred or self._starvation.may_overtake(
+            sequence, self._steps, passed.keepers, spare
+        )
+
+    def _spill_for(self, first: Sequence, spare: PagesNeeded) -> None:
+        """Spill the longest sequences, or the first in the queue itself, until it has room on the device."""
+        while not self.queues.draining and self.blocks.lacks_device_pages(
+            self.blocks.needed_to_start(first), spare
+        ):
+            if not self._reclaimer.spill([first, *self.queues.running]):
+                return
+
+    def _start(self, sequence: Sequence, needed: PagesNeeded, found: Found, schedule: Schedule) -> None:
+        """Give a sequence what it needs, and let it go on from what the host has of it."""
+        sequence.restored = len(sequence.host_pages) > 0
+        prefix = self.blocks.allocate(sequence, needed, found)
+        if prefix is not None:
+            self.prefix_cache.count(prefix)
+            sequence.prefilled = prefix.tokens
+            if not sequence.num_output_tokens:
+                sequence.cached_tokens = prefix.tokens
+            schedule.fetched.append((sequence, prefix))
+        sequence.times_overtaken = sequence.steps_run = 0
+        if sequence.restored:
+            schedule.resumed.append(sequence)
+        is_copied = sequence.restored or (prefix is not None and not prefix.on_device.all())
+        if is_copied and self.queues.active and self._cache_config.restores_beside_forwards:
+            # What reads the copy would make the others wait for it.
+            self.queues.move(sequence, Status.RESTORING)
+        else:
+            self._go_on(sequence, schedule)
 
     def _go_on(self, sequence: Sequence, schedule: Schedule) -> None:
         """Prefill a sequence that has what it needs, or admit it if it was prefilled before it was preempted."""
@@ -202,6 +258,8 @@ class Scheduler:
         if schedule.chunks:
             positions = np.array([sequence.length for sequence in schedule.completed], np.int32)
             schedule.sampling = make_sampling_batch(schedule.completed, positions)
+            for sequence in schedule.completed:
+                sequence.use_mask()
 
     def _add_chunk(self, sequence: Sequence, tokens: int, schedule: Schedule) -> None:
         chunk = make_prefill_chunk(sequence, tokens, self.blocks.windows.of_chunk(sequence, tokens))

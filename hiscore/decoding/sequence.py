@@ -229,6 +229,15 @@ class Sequence:
         """Steps that it repeats if only its first tokens are left."""
         return max(0, self.length - max(tokens, len(self.call.prompt)))
 
+    def use_mask(self) -> None:
+        """Record the launch that samples its newest token: the mask serves for no other, and penalties count it.
+
+        What is sampled while it is replayed is not counted: its history is then counted anew.
+        """
+        if not self.replays(self.length):
+            self.mask = None
+            self.is_counted = self.call.params.has_penalty
+
     def go_back(self, tokens: int) -> None:
         """Only its first tokens are left: the others are computed again as they were.
 
