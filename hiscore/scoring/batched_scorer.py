@@ -1,18 +1,17 @@
 """The scorer as the batcher sees it: costs, parts, launches, and response tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError
 from hiscore.scoring.batch_plan import ScoringPlan
-from hiscore.scoring.pending_scores import BatchStats, PendingScores, PendingSlice, Scores
+from hiscore.scoring.pending_scores import BatchStats, PendingScores, Scores
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
+from hiscore.serving.batched_model import LaunchedBatch, LaunchedSlice
 from hiscore.serving.device_loss import end_if_device_is_lost
-from hiscore.serving.launched_batch import LaunchedBatch, LaunchedSlice
 
 
 class BatchedScorer:
@@ -36,16 +35,11 @@ class BatchedScorer:
     def plan(self) -> ScoringPlan:
         return self._scorer.plan()
 
-    def launch(self, jobs: list[ScoreRequest]) -> LaunchedBatch | LaunchedSlice:
-        return self._next_of(jobs, self._scorer.in_slices(jobs))
-
-    def _next_of(
-        self, jobs: list[ScoreRequest], slices: Iterator[PendingSlice | PendingScores]
-    ) -> LaunchedBatch | LaunchedSlice:
-        pending = next(slices)
-        if isinstance(pending, PendingScores):
-            return LaunchedScores(jobs, pending, self._record)
-        return LaunchedSlice(pending.left, pending.wait, partial(self._next_of, jobs, slices))
+    def launch(self, jobs: list[ScoreRequest]) -> Iterator[LaunchedSlice | LaunchedBatch]:
+        return (
+            LaunchedScores(jobs, launched, self._record) if isinstance(launched, PendingScores) else launched
+            for launched in self._scorer.in_slices(jobs)
+        )
 
     def join(self, job: ScoreRequest, answers: Sequence[Outputs]) -> Outputs:
         """Concatenate the scores of a request's parts.

@@ -1,6 +1,6 @@
 """The tokenizer as a batcher sees it: texts in, token ids out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ class BatchedTokenizer:
     def plan(self) -> WholeJobs[TextJob]:
         return WholeJobs(self.cost)
 
-    def launch(self, jobs: list[TextJob]) -> "EncodedBatch":
+    def launch(self, jobs: list[TextJob]) -> "Iterator[EncodedBatch]":
         plans = [job.plan or self._plan(job.request) for job in jobs]
         encoded = iter(
             encode_plans(
@@ -117,7 +117,7 @@ class BatchedTokenizer:
             )
         )
         answers = [plan if isinstance(plan, RequestError) else next(encoded) for plan in plans]
-        return EncodedBatch(answers, self._record, self._answer)
+        yield EncodedBatch(answers, self._record, self._answer)
 
     def join(self, job: TextJob, answers: Sequence[Any]) -> Any:
         return answers[0]

@@ -1,7 +1,7 @@
 """What the scorer does on its device, or on each of its ranks: plan the memory, load, and compute batches."""
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int64
 from hiscore.attention.metadata import Forward
-from hiscore.device import PinnedArrays, Uploads, free_bytes, memory_of
+from hiscore.device import Uploads, free_bytes, memory_of
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
@@ -53,16 +53,9 @@ class Computation:
 
     def compute(self, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]) -> list[HeadResult]:
         """The results of the head for a batch; on CUDA this only launches the work."""
-        return self._read_out(self.runner.forward(forwards), forwards, requests)
+        return self.read_out(self.runner.forward(forwards), forwards, requests)
 
-    def in_slices(
-        self, forward: Forward, requests: Sequence[ScoreRequest]
-    ) -> Generator[None, None, list[HeadResult]]:
-        """The same for a batch of one forward: each step launches a slice of it, the last one the head as well."""
-        hidden = yield from self.runner.in_slices(forward, PinnedArrays(self.device))
-        return self._read_out(hidden, [forward], requests)
-
-    def _read_out(
+    def read_out(
         self, hidden: Tensor, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]
     ) -> list[HeadResult]:
         """What the head needs is worked out, and sent, only now: a GPU is still at work on the hidden states."""

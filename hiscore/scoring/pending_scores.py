@@ -1,9 +1,8 @@
 """What has been launched of a batch, and its scores when the device has computed them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hiscore.arrays import Float32
@@ -39,30 +38,12 @@ class BatchStats:
     cached_tokens: int
 
 
-@dataclass(frozen=True)
-class PendingSlice:
-    """A launched slice of a batch, which may not have finished.
-
-    Attributes:
-        left: Slices that are yet to be launched.
-        done: Recorded after it; None on a CPU.
-    """
-
-    left: int
-    done: torch.cuda.Event | None
-
-    def wait(self) -> None:
-        """Wait for it."""
-        if self.done is not None:
-            self.done.synchronize()
-
-
 class PendingScores:
     """A launched batch, which may not have finished."""
 
     def __init__(
         self, requests: Sequence[ScoreRequest], batch: Batch, host: Tensor,
-        shapes: list[tuple[list[int], int | None]], copy_done: torch.cuda.Event | None, is_classifier: bool,
+        shapes: list[tuple[list[int], int | None]], wait: Callable[[], None], is_classifier: bool,
     ) -> None:  # fmt: skip
         """Keep what `result` needs.
 
@@ -72,12 +53,12 @@ class PendingScores:
             host: float32 [n] on the host: the results one after another, row-major.
             shapes: Of each result: the requests whose items are its rows, and its columns; None: one number for
                 each label of each item.
-            copy_done: Recorded after the copy to `host`; None if there was none.
+            wait: Returns when the copy to `host` is done.
             is_classifier: Whether the logits are a classifier's.
         """
         self._requests, self._batch = requests, batch
         self._host, self._shapes = host, shapes
-        self._copy_done = copy_done
+        self._wait = wait
         self._is_classifier = is_classifier
 
     def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
@@ -89,8 +70,7 @@ class PendingScores:
         stats = BatchStats(len(forwards), tokens, sum(items), sum(cached))
         readers = [_reader(request, self._is_classifier) for request in self._requests]
         results = self._results(items)
-        if self._copy_done is not None:
-            self._copy_done.synchronize()
+        self._wait()
         return [self._read(index, readers[index], found) for index, found in results], stats
 
     def _results(self, items: Sequence[int]) -> list[tuple[int, Float32]]:

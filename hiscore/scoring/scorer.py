@@ -1,7 +1,7 @@
 """The scorer: a batch of requests in, scores out, in as few prefill-only forwards as the token budget allows."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hiscore.device import download
+from hiscore.device import PinnedArrays, download
 from hiscore.errors import RequestError
 from hiscore.models.config import read_architecture
 from hiscore.models.server_resources import ServerResources
@@ -21,10 +21,11 @@ from hiscore.scoring.computation import PLACE, Checkpoint, Computation, compute,
 from hiscore.scoring.head_results import HeadResult
 from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.packing import Batch, pack
-from hiscore.scoring.pending_scores import BatchStats, PendingScores, PendingSlice, Scores
+from hiscore.scoring.pending_scores import BatchStats, PendingScores, Scores
 from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.serving.batched_model import LaunchedSlice
 
 log = logging.getLogger(__name__)
 
@@ -121,20 +122,35 @@ class Scorer:
         """Tokens of a batch that may be computed between two slices of another; 0: none is launched in slices."""
         return self.runner.between
 
-    def in_slices(self, requests: Sequence[ScoreRequest]) -> Iterator[PendingSlice | PendingScores]:
+    @torch.inference_mode()
+    def in_slices(self, requests: Sequence[ScoreRequest]) -> Iterator[LaunchedSlice | PendingScores]:
         """Pack a batch and launch it, a slice at each step, the last of which gives the scores.
 
-        Until then other batches may be launched that cost no more than `between`, by the prices of `plan`.
+        Until then other batches may be launched that cost no more than `between`, by the prices of `plan`. Any
+        thread may take a step.
         """
-        launches = self._launches(requests)
-        device = -1 if self.device.index is None else self.device.index
-        while True:
-            # Any thread may take a step, and both are a thread's own.
-            with torch.inference_mode(), torch.cuda.device(device):
-                launched = next(launches, None)
-            if launched is None:
-                return
-            yield launched
+        self._use_device()
+        try:
+            batch = self._pack([request.prompt for request in requests])
+            slices = self.runner.slices(batch.forwards[0]) if self.between and len(batch.forwards) == 1 else 1
+            if slices == 1:
+                work = partial(compute, forwards=batch.forwards, requests=requests)
+                pending = self._pending(requests, batch, self._leader.do(work))
+            else:
+                (forward,) = batch.forwards
+                computing = self.runner.in_slices(forward, PinnedArrays(self.device))
+                with self._prefix_cache.held(), closing(computing):
+                    for left in range(slices - 1, 0, -1):
+                        next(computing)
+                        yield LaunchedSlice(left, self._wait())
+                        self._use_device()
+                    results = self._computation.read_out(launch_all(computing), [forward], requests)
+                    pending = self._pending(requests, batch, results)
+        except BaseException:
+            # The cache may list keys and values that were never written.
+            self._prefix_cache.clear()
+            raise
+        yield pending
 
     def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
         """What is computed for a validated prompt."""
@@ -142,29 +158,6 @@ class Scorer:
 
     def _pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch:
         return pack(prompts, self._budget, self._prefix_cache, self._longrope)
-
-    def _launches(self, requests: Sequence[ScoreRequest]) -> Iterator[PendingSlice | PendingScores]:
-        try:
-            batch = self._pack([request.prompt for request in requests])
-            slices = self.runner.slices(batch.forwards[0]) if self.between and len(batch.forwards) == 1 else 1
-            if slices == 1:
-                pending = self._launch(requests, batch)
-            else:
-                computing = self._computation.in_slices(batch.forwards[0], requests)
-                with self._prefix_cache.held(), closing(computing):
-                    for left in range(slices - 1, 0, -1):
-                        next(computing)
-                        yield PendingSlice(left, self._event())
-                    pending = self._pending(requests, batch, launch_all(computing))
-        except BaseException:
-            # The cache may list keys and values that were never written.
-            self._prefix_cache.clear()
-            raise
-        yield pending
-
-    def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:
-        work = partial(compute, forwards=batch.forwards, requests=requests)
-        return self._pending(requests, batch, self._leader.do(work))
 
     def _pending(
         self, requests: Sequence[ScoreRequest], batch: Batch, results: Sequence[HeadResult]
@@ -175,12 +168,17 @@ class Scorer:
             (result.members, result.values.shape[1] if result.values.ndim == 2 else None)
             for result in results
         ]
-        return PendingScores(requests, batch, host, shapes, self._event(), self.facts.is_classifier)
+        return PendingScores(requests, batch, host, shapes, self._wait(), self.facts.is_classifier)
 
-    def _event(self) -> torch.cuda.Event | None:
-        """When the device has come this far; None on a CPU, which has already."""
+    def _use_device(self) -> None:
+        """Make the GPU current, which each thread has to do for itself."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    def _wait(self) -> Callable[[], None]:
+        """Make a function that returns when the device has come this far; a CPU has already."""
         if self.device.type != "cuda":
-            return None
+            return lambda: None
         reached = torch.cuda.Event()
         reached.record()
-        return reached
+        return reached.synchronize

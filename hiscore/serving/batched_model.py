@@ -1,11 +1,10 @@
-"""What a batcher needs of a model: how to price, launch and join jobs, and the limits of a batch."""
+"""The interface between a batcher, the model whose jobs it batches, and the callers that it answers."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
-
-from hiscore.serving.launched_batch import LaunchedBatch, LaunchedSlice
 
 Job = TypeVar("Job")
 
@@ -15,11 +14,11 @@ class BatchLimits:
     """Bounds of a batcher.
 
     Attributes:
-        max_batch_cost: Of the jobs in a batch; a single job or part may cost more.
+        max_batch_cost: The cost of a batch; a single job or part may cost more.
         max_queue: Requests that wait.
-        max_total_cost: Of all requests that wait or are being computed; a single request may cost more.
+        max_total_cost: The cost of all that waits or is being computed; a single request may cost more.
         max_in_flight: Batches launched and not finished.
-        max_alone_cost: Of a job that an idle model runs on the calling thread; 0: it runs none there.
+        max_alone_cost: The cost of a job that an idle model runs on the calling thread; 0: none runs there.
     """
 
     max_batch_cost: int
@@ -31,12 +30,12 @@ class BatchLimits:
 
 @dataclass(frozen=True)
 class Part(Generic[Job]):
-    """What a batch takes of a job.
+    """The part of a job that a batch takes.
 
     Attributes:
-        job: What is computed.
-        cost: In this batch.
-        done: How far the job has then come; None if nothing is left.
+        job: The part, as a job of its own.
+        cost: Its cost in this batch.
+        done: The job's progress behind this part; None if nothing is left.
         left: The cost of what is left.
     """
 
@@ -50,7 +49,7 @@ class BatchPlan(Protocol[Job]):
     """The costs of a batch that is being formed: what a job shares with those before it costs nothing more."""
 
     def price(self, job: Job, done: int) -> int:
-        """What all that is left of a job would cost in this batch; `done` as in `Part`, 0 at first."""
+        """Return the cost in this batch of all that is left of a job; `done` as in `Part`, 0 at first."""
         ...
 
     def take(self, job: Job, done: int, room: int, at_least_one: bool) -> Part[Job] | None:
@@ -63,7 +62,7 @@ class BatchPlan(Protocol[Job]):
 
 
 class WholeJobs(Generic[Job]):
-    """`BatchPlan` of jobs that are never divided and share nothing."""
+    """A `BatchPlan` of jobs that are never divided and share nothing."""
 
     def __init__(self, cost: Callable[[Job], int]) -> None:
         self._cost = cost
@@ -76,6 +75,37 @@ class WholeJobs(Generic[Job]):
         return Part(job, cost) if at_least_one or cost <= room else None
 
 
+class LaunchedBatch(Protocol):
+    """A batch that has been launched to its end."""
+
+    def finish(self) -> Sequence[Any]:
+        """Wait for the batch.
+
+        Returns:
+            Each job's answer or `RequestError`, in the order of the jobs.
+
+        Raises:
+            Exception: Whatever failed the whole batch.
+        """
+        ...
+
+    def count(self) -> None:
+        """Update metrics, from any thread, when the batch has finished."""
+
+
+@dataclass(frozen=True)
+class LaunchedSlice:
+    """A launched slice of a batch that has others.
+
+    Attributes:
+        left: Slices of the batch that have yet to be launched.
+        wait: Returns when this one has been computed.
+    """
+
+    left: int
+    wait: Callable[[], None]
+
+
 class BatchedModel(Protocol[Job]):
     """A model whose jobs can be computed in batches."""
 
@@ -85,20 +115,59 @@ class BatchedModel(Protocol[Job]):
     """The cost of a batch that may be launched between two slices of another; 0: none is launched in slices."""
 
     def cost(self, job: Job) -> int:
-        """The size of a whole job by itself, in the unit of `BatchLimits.max_batch_cost`."""
+        """Return the size of a whole job by itself, in the unit of `BatchLimits.max_batch_cost`."""
         ...
 
     def plan(self) -> BatchPlan[Job]:
-        """A new, empty batch."""
+        """Make a new, empty batch."""
         ...
 
-    def launch(self, jobs: list[Job]) -> LaunchedBatch | LaunchedSlice:
-        """Start a batch of jobs or parts of jobs, or the first slice of it. May raise, which fails all of them."""
+    def launch(self, jobs: list[Job]) -> Iterator[LaunchedSlice | LaunchedBatch]:
+        """Launch a batch of jobs or parts of jobs: each step launches a slice, the last one gives the batch.
+
+        Steps may be taken by different threads. One that raises fails the whole batch.
+        """
         ...
 
     def join(self, job: Job, answers: Sequence[Any]) -> Any:
-        """The answer of a job from those of its parts."""
+        """Make the answer of a job from those of its parts."""
         ...
 
     def on_failure(self, error: Exception) -> None:
-        """Called with what failed a batch, before its callers are answered."""
+        """Act on the error of a failed batch, before its callers are answered."""
+
+
+class Caller(Protocol):
+    """The destination of a request's answer."""
+
+    def send(self, answer: Any) -> Any:
+        """Send the answer or `RequestError`. Must not raise."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Ask whether the caller has gone: a round trip to the server, which may raise."""
+        ...
+
+
+@dataclass(eq=False)
+class QueuedRequest(Generic[Job]):
+    """A validated request; all fields but the first four are the batcher's.
+
+    Attributes:
+        deadline: The time after which it is not worth starting, on the monotonic clock.
+        since: The time of its arrival, on the monotonic clock.
+        cost: See `BatchedModel.cost`.
+        done: The progress of the parts launched so far, see `Part`; None: nothing is left.
+        launched: The number of these parts.
+        answers: Those of the first parts.
+    """
+
+    job: Job
+    reply_to: Caller
+    deadline: float
+    since: float = field(default_factory=time.monotonic)
+    cost: int = 0
+    done: int | None = 0
+    launched: int = 0
+    answers: list[Any] = field(default_factory=list)
+    answered: bool = False

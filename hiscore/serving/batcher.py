@@ -21,23 +21,38 @@ Requests in two stages come from another batcher: then the thread that answers t
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic
 
 from hiscore.errors import Code, RequestError, to_request_error
-from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
-from hiscore.serving.launch import Launch, Launched, launch_rest
+from hiscore.serving.batched_model import (
+    BatchedModel,
+    BatchLimits,
+    Job,
+    LaunchedBatch,
+    LaunchedSlice,
+    QueuedRequest,
+)
 from hiscore.serving.launch_pace import Alarm, LaunchPace, OneAtATime
-from hiscore.serving.launched_batch import FailedBatch, LaunchedSlice, count
 from hiscore.serving.load_board import Board, LoadBoard
-from hiscore.serving.queued_request import QueuedRequest
-from hiscore.serving.replies import Replies
 from hiscore.serving.totals import Totals
 from hiscore.serving.waiting import WaitingRequests
 
 log = logging.getLogger(__name__)
+
+Launched = LaunchedBatch | LaunchedSlice | Exception
+"""A launched batch or slice, or the error of its launch."""
+
+
+@dataclass
+class _FormedBatch(Generic[Job]):
+    """A batch of which at least a slice has yet to be launched, at this cost."""
+
+    requests: list[QueuedRequest[Job]]
+    cost: float
+    slices: Iterator[LaunchedSlice | LaunchedBatch]
 
 
 class Batcher(Generic[Job]):
@@ -59,11 +74,10 @@ class Batcher(Generic[Job]):
         self.board: Board = board or LoadBoard()
         self._waiting = WaitingRequests(model, limits, self.totals, self.board)
         self._in_flight = 0
-        self._opened: Launch[Job] | None = None  # what is left of a batch that is launched in slices
+        self._opened: _FormedBatch[Job] | None = None  # what is left of a batch that is launched in slices
         self._pace = LaunchPace()
         self._closing = False
         self._changed = threading.Condition()  # guards all of the above
-        self._replies = Replies(model, self._waiting, self.totals, self._changed)
         # One thread at a time launches, in the order in which batches were formed.
         self._launch_ready = OneAtATime(self._launch_due)
         self._launched: SimpleQueue[tuple[list[QueuedRequest[Job]], Launched] | None] = SimpleQueue()
@@ -123,14 +137,14 @@ class Batcher(Generic[Job]):
                 self._waiting.alone = self._model.cost(job)
                 self._waiting.publish_load()
                 self.totals.queue_wait.observe(0.0)
-            batch = self._try_launch(Launch([], price, lambda: launch_rest(self._model.launch([job]))))
+            batch = self._try_launch(_FormedBatch([], price, self._model.launch([job])), whole=True)
         finally:
             self._launch_ready.lock.release()
         if self._has_work() and self._model.async_launch:
             self._launch_ready()
         answers, completed = self._await(batch, 1)
         if completed:
-            count(batch)
+            _count(batch)
         with self._changed:
             self._in_flight -= 1
             self._waiting.alone = 0
@@ -178,44 +192,50 @@ class Batcher(Generic[Job]):
 
     def _launch_due(self) -> None:
         """Launch batches and slices as long as it is time and there is work."""
-        while launch := self._next_launch():
-            self._launched.put((launch.requests, self._try_launch(launch)))
+        while batch := self._next_launch():
+            self._launched.put((batch.requests, self._try_launch(batch)))
 
-    def _try_launch(self, launch: Launch[Job]) -> Launched:
+    def _try_launch(self, batch: _FormedBatch[Job], whole: bool = False) -> Launched:
+        """Launch the next slice of a batch, or all of it."""
         begin = time.monotonic()
         try:
-            launched = launch.start()
+            launched = next(batch.slices)
+            while whole and isinstance(launched, LaunchedSlice):
+                launched = next(batch.slices)
         except Exception as error:
-            return FailedBatch(error)
+            return error
         finally:
             self.totals.launch_seconds += time.monotonic() - begin
-        left = launch.after(launched)
+        left = launched.left if isinstance(launched, LaunchedSlice) else 0
+        cost = batch.cost / (left + 1)
+        batch.cost -= cost
         with self._changed:
-            self._opened = left or self._opened
-            self._pace.launched(launch.cost - (left.cost if left else 0), begin, time.monotonic())
+            if left:
+                self._opened = batch
+            self._pace.launched(cost, begin, time.monotonic())
         return launched
 
-    def _next_launch(self) -> Launch[Job] | None:
-        """Take the next batch, or the next slice of one; answer the requests that are late or cancelled."""
+    def _next_launch(self) -> _FormedBatch[Job] | None:
+        """Take the next batch, or one with a slice left; answer the requests that are late or cancelled."""
         cancelled = self._cancelled()
         with self._changed:
             if not self._can_launch():
                 return None
-            launch, between = self._opened, self._opened is not None
+            batch, between = self._opened, self._opened is not None
             parts, cost, dropped = self._waiting.next_batch(cancelled, between)
             if parts:
                 requests, jobs = zip(*parts, strict=True)
-                launch = Launch(list(requests), cost, partial(self._model.launch, list(jobs)))
+                batch = _FormedBatch(list(requests), cost, self._model.launch(list(jobs)))
             else:
                 self._opened = None
-            self._in_flight += launch is not None
+            self._in_flight += batch is not None
             self._changed.notify_all()
         for request, reason in dropped:
-            self._replies.send(request, reason)
-        return launch
+            self._reply(request, reason)
+        return batch
 
     def _cancelled(self) -> list[QueuedRequest[Job]]:
-        """Those among the first that wait whose callers have gone; between slices nobody is asked."""
+        """Find the requests among the oldest whose callers have gone; between slices nobody is asked."""
         with self._changed:
             polled = self._waiting.worth_polling() if self._can_launch() and not self._opened else []
         try:
@@ -234,23 +254,25 @@ class Batcher(Generic[Job]):
                 self._changed.notify_all()
             for request, answer in zip(requests, answers, strict=False):  # a slice answers nobody
                 try:
-                    self._replies.add_part(request, answer)
+                    self._add_answer(request, answer)
                 except Exception:
                     # This thread answers every request: it must live on.
                     log.exception("a request could not be answered")
             self.totals.answer_seconds += time.monotonic() - begin
             if completed:
-                count(batch)
+                _count(batch)
             if self._model.async_launch:
                 self._launch_ready()
 
     def _await(self, batch: Launched, jobs: int) -> tuple[Sequence[Any], bool]:
-        """Wait for a batch. Returns one answer per job, and whether it completed: else all are the same error."""
+        """Wait for a batch. Return one answer per job, and whether it completed: else all are the same error."""
         begin, completed = time.monotonic(), False
         answers: Sequence[Any] = []
         try:
+            if isinstance(batch, Exception):
+                raise batch
             if isinstance(batch, LaunchedSlice):
-                batch.finish()
+                batch.wait()
             elif len(answers := batch.finish()) != jobs:
                 raise ValueError(f"a batch of {jobs} jobs has {len(answers)} answers")
             completed = True
@@ -262,6 +284,46 @@ class Batcher(Generic[Job]):
                 log.exception("on_failure raised")
         with self._changed:
             self.totals.device_seconds += time.monotonic() - begin
-            if not isinstance(batch, FailedBatch):
+            if not isinstance(batch, Exception):
                 (self._pace.finished if completed else self._pace.forget)(time.monotonic())
         return answers, completed
+
+    def _add_answer(self, request: QueuedRequest[Job], answer: Any) -> None:
+        """Keep the answer of a request's next part; its last part or its first error answers the request."""
+        with self._changed:
+            if request.answered:
+                return
+            request.answers.append(answer)
+            is_last = request.done is None and len(request.answers) == request.launched
+        if isinstance(answer, RequestError) or (request.launched == 1 and is_last):
+            self._reply(request, answer)
+        elif is_last:
+            self._reply(request, self._join(request))
+
+    def _reply(self, request: QueuedRequest[Job], answer: Any) -> None:
+        """Answer a request, once."""
+        with self._changed:
+            if request.answered:
+                return
+            request.answered = True
+            self._waiting.answered(request)
+            if not isinstance(answer, RequestError):
+                self.totals.call.observe(time.monotonic() - request.since)
+        request.reply_to.send(answer)
+
+    def _join(self, request: QueuedRequest[Job]) -> Any:
+        """Join the answers of a request's parts; an error if that fails."""
+        try:
+            return self._model.join(request.job, request.answers)
+        except Exception as error:
+            return to_request_error(error)
+
+
+def _count(batch: Launched) -> None:
+    """Count a batch that has finished. One that cannot be counted harms nobody."""
+    if isinstance(batch, LaunchedSlice | Exception):
+        return
+    try:
+        batch.count()
+    except Exception:
+        log.exception("a batch was not counted")

@@ -18,10 +18,9 @@ import triton_python_backend_utils as pb_utils
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError, to_request_error
 from hiscore.models.server_resources import Instance
-from hiscore.serving.batched_model import Job
+from hiscore.serving.batched_model import Job, QueuedRequest
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.error_log import ErrorLog
-from hiscore.serving.queued_request import QueuedRequest
 
 log = logging.getLogger(__name__)
 

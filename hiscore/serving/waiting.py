@@ -11,9 +11,8 @@ from itertools import count, islice
 from typing import Generic
 
 from hiscore.errors import Code, RequestError
-from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
+from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job, QueuedRequest
 from hiscore.serving.load_board import Board
-from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.request_order import RequestOrder, drop_stale
 from hiscore.serving.totals import Totals
 

@@ -25,9 +25,8 @@ from hiscore.arrays import Float64
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
-from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batched_model import BatchLimits, QueuedRequest
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.queued_request import QueuedRequest
 from perf.machine.facts import process_facts
 from perf.models import checkpoints
 from perf.scoring.queue_arms import ARMS, Arm, serving

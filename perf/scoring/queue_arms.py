@@ -18,11 +18,9 @@ from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from hiscore.serving import batcher as batcher_module
 from hiscore.serving import waiting
-from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batched_model import BatchLimits, LaunchedBatch, LaunchedSlice
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.launch import launch_rest
 from hiscore.serving.launch_pace import LaunchPace
-from hiscore.serving.launched_batch import LaunchedBatch
 from hiscore.serving.request_order import OpenBatch, Request, RequestOrder
 
 PARTS: dict[str, list[tuple[Any, str]]] = {
@@ -88,8 +86,10 @@ class WithoutSlices(BatchedScorer):
         super().__init__(scorer, record)
         self.between = 0
 
-    def launch(self, jobs: list[ScoreRequest]) -> LaunchedBatch:
-        return launch_rest(super().launch(jobs))
+    def launch(self, jobs: list[ScoreRequest]) -> Iterator[LaunchedBatch]:
+        *_, launched = super().launch(jobs)
+        assert not isinstance(launched, LaunchedSlice)
+        yield launched
 
 
 ARMS: dict[str, tuple[type[BatchedScorer], type[RequestOrder[Any]], type[LaunchPace]]] = {

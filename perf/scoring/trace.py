@@ -122,8 +122,7 @@ def inside(checkpoint: Path, device: Device, calls: Sequence[ScoreRequest]) -> d
             begin = time.perf_counter()
             pending = scorer.submit([call])
             submitted = time.perf_counter()
-            if pending._copy_done is not None:
-                pending._copy_done.synchronize()
+            pending._wait()
             copied = time.perf_counter()
             pending.result()
             launched.append(submitted - begin)

@@ -11,9 +11,10 @@ from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.prefill.input_layout import StaticInputs
 from hiscore.prefill.row_counts import SHORT_ROWS
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.pending_scores import PendingScores, PendingSlice
+from hiscore.scoring.pending_scores import PendingScores
 from hiscore.scoring.prefix_cache import PrefixCache
 from hiscore.scoring.scorer import Scorer
+from hiscore.serving.batched_model import LaunchedSlice
 from tests.support.slices import in_turns, requests, scores
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY
@@ -103,7 +104,7 @@ def test_of_a_slice_nothing_is_read_but_the_residual_stream(family: str, checkpo
     expected = alone(scorer, large)
     for kept in (True, False):
         for launched in scorer.in_slices(requests(large)):
-            if isinstance(launched, PendingSlice):
+            if isinstance(launched, LaunchedSlice):
                 fill_with_nan(scorer, kept)
         assert isinstance(launched, PendingScores)
         assert equal(scores(launched), expected) == kept

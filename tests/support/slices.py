@@ -9,9 +9,10 @@ from hiscore.attention.metadata import Forward
 from hiscore.device import PinnedArrays
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.pending_scores import PendingScores, PendingSlice, Scores
+from hiscore.scoring.pending_scores import PendingScores, Scores
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
+from hiscore.serving.batched_model import LaunchedSlice
 from tests.support.scoring import LABELS
 from tests.support.strategies import Tokens
 
@@ -47,7 +48,7 @@ def in_turns(
     """Scores of a large batch, float32 [items, labels] by call, and of those launched behind each slice of it."""
     waiting, pending = list(between), []
     for launched in scorer.in_slices(requests(large)):
-        if isinstance(launched, PendingSlice):
+        if isinstance(launched, LaunchedSlice):
             pending.append(scorer.submit(requests(waiting.pop(0))))
     assert not waiting
     assert isinstance(launched, PendingScores)

@@ -12,9 +12,8 @@ from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.pending_scores import BatchStats
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
-from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batched_model import BatchLimits, QueuedRequest
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.queued_request import QueuedRequest
 from tests.support.scoring import LABELS
 from tests.support.strategies import Tokens
 from tests.support.timeouts import TIMEOUT_S

@@ -38,7 +38,7 @@ def test_a_batch_from_texts_to_tensors() -> None:
     assert [model.cost(each) for each in (good, bad, one)] == [7, 11, 5]
     assert model.plan().take(good, 0, 0, at_least_one=True) == Part(good, 7)
 
-    batch = model.launch([good, bad, one])
+    (batch,) = model.launch([good, bad, one])
     first, refused, last = batch.finish()
     assert "a label must be exactly one" in refused.message
     # "abc" and "abca" share their first three tokens; a delimiter has the id 0.
@@ -65,7 +65,7 @@ def test_a_large_text_is_a_batch_of_its_own_and_planned_in_it(monkeypatch: pytes
     jobs = [model.job(each) for each in requests]
     assert [job.plan is None for job in jobs] == [False, True, True]
     assert [model.cost(job) for job in jobs] == [4, MAX_BATCH_BYTES, MAX_BATCH_BYTES]
-    first, second, refused = model.launch(jobs).finish()
+    first, second, refused = next(model.launch(jobs)).finish()
     assert first.prompt.tokens.tolist() == [0, 1, 2]
     assert second.prompt.tokens.tolist() == [*[0, 1, 2] * 2, 0, 1, 2, 0, 1]
     assert "must be encoded again with each of 4 items, 32 bytes in all" in refused.message

@@ -16,10 +16,8 @@ from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.serving import request_order, waiting
-from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batched_model import BatchLimits, QueuedRequest
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.queued_request import QueuedRequest
-from hiscore.serving.replies import Replies
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiers import first_of
 from tests.support.timeouts import TIMEOUT_S
@@ -78,11 +76,11 @@ def test_what_has_been_answered_is_freed(
     batcher = Batcher(model, BatchLimits(BUDGET, AT_ONCE, max_alone_cost=BUDGET // 4))
     keeper: list[Any] = []
     if kept:
-        send = Replies.send
+        reply = Batcher._reply
         monkeypatch.setattr(
-            Replies,
-            "send",
-            lambda self, request, answer: (keeper.append(request), send(self, request, answer)),
+            Batcher,
+            "_reply",
+            lambda self, request, answer: (keeper.append(request), reply(self, request, answer)),
         )
     queries = [rng.integers(0, VOCABULARY, size).tolist() for size in (20, 32, 64, 64, 75, 90)]
     seen, answers = [], []

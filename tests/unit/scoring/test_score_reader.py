@@ -50,10 +50,6 @@ def test_labels_are_looked_at_before_the_wait_for_the_gpu(
 ) -> None:
     done = []
 
-    class CopyDone:
-        def synchronize(self) -> None:
-            done.append("wait")
-
     reader_of = pending_scores.reader_of
 
     def noted(*arguments: Any) -> Any:
@@ -62,6 +58,6 @@ def test_labels_are_looked_at_before_the_wait_for_the_gpu(
 
     monkeypatch.setattr(pending_scores, "reader_of", noted)
     pending = scorer.submit([call([1, 2]), call([3, 3])])
-    pending._copy_done = CopyDone()
+    pending._wait = lambda: done.append("wait")
     pending.result()
     assert done == ["prepare", "prepare", "wait"]

@@ -8,10 +8,9 @@ import pytest
 
 from hiscore.errors import Code, RequestError
 from hiscore.serving import waiting
-from hiscore.serving.batched_model import BatchLimits, Part, WholeJobs
+from hiscore.serving.batched_model import BatchLimits, Part, QueuedRequest, WholeJobs
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.launch_pace import LaunchPace
-from hiscore.serving.queued_request import QueuedRequest
 from tests.support.timeouts import TIMEOUT_S
 
 FOREVER = float("inf")
@@ -55,7 +54,7 @@ class Device:
         assert (job, answers) == (CANNOT_BE_JOINED, [40, 40])
         raise ValueError("the parts do not fit together")
 
-    def launch(self, jobs: list[int]) -> "Batch":
+    def launch(self, jobs: list[int]) -> "Iterator[Batch]":
         if 13 in jobs:
             raise ValueError("unlucky launch")
         batch = Batch(self, jobs)
@@ -64,7 +63,7 @@ class Device:
             self.done.append(batch.done)
             self.changed.notify_all()
         assert self.may_launch.wait(TIMEOUT_S)
-        return batch
+        yield batch
 
     def on_failure(self, error: Exception) -> None:
         self.failures.append(error)

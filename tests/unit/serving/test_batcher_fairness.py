@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from hiscore.errors import Code, RequestError
-from hiscore.serving.batched_model import BatchLimits, Part
+from hiscore.serving.batched_model import BatchLimits, Part, QueuedRequest
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.queued_request import QueuedRequest
 from tests.support.timeouts import TIMEOUT_S
 
 Job = tuple[int, ...]
@@ -39,11 +38,11 @@ class Model:
         self.joined.append(job)
         return list(answers)
 
-    def launch(self, jobs: list[Job]) -> "Batch":
+    def launch(self, jobs: list[Job]) -> "Iterator[Batch]":
         with self.changed:
             self.launched.append(jobs)
             self.changed.notify_all()
-        return Batch(self, jobs)
+        yield Batch(self, jobs)
 
     def on_failure(self, error: Exception) -> None:
         raise AssertionError("no batch fails as a whole")

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from hiscore.errors import RequestError
 from hiscore.serving import waiting
-from hiscore.serving.batched_model import BatchLimits, Part
+from hiscore.serving.batched_model import BatchLimits, LaunchedSlice, Part, QueuedRequest
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.launch_pace import LaunchPace
-from hiscore.serving.launched_batch import LaunchedSlice
-from hiscore.serving.queued_request import QueuedRequest
 from tests.support.timeouts import TIMEOUT_S
 
 BETWEEN, SLICE, BUDGET = 10, 20, 100
@@ -66,11 +64,12 @@ class Device:
     def plan(self) -> Plan:
         return Plan()
 
-    def launch(self, jobs: list[int]) -> "LaunchedSlice | Batch":
+    def launch(self, jobs: list[int]) -> "Iterator[LaunchedSlice | Batch]":
         total = sum(map(cost, jobs))
-        return self._launch(jobs, 0 if total <= BETWEEN else -(-total // SLICE) - 1)
+        slices = 1 if total <= BETWEEN else -(-total // SLICE)
+        return (self._launch(jobs, left, first=left == slices - 1) for left in reversed(range(slices)))
 
-    def _launch(self, jobs: list[int], left: int, first: bool = True) -> "LaunchedSlice | Batch":
+    def _launch(self, jobs: list[int], left: int, first: bool) -> "LaunchedSlice | Batch":
         faults = {fault(job) for job in jobs if not first}
         if FAILS_TO_LAUNCH in faults:
             raise ValueError("cannot be launched")
@@ -85,7 +84,7 @@ class Device:
 
         if not left:
             return Batch(self, jobs, wait)
-        return LaunchedSlice(left, wait, lambda: self._launch(jobs, left - 1, first=False))
+        return LaunchedSlice(left, wait)
 
     def join(self, job: int, answers: Sequence[object]) -> object:
         return list(answers)
@@ -238,10 +237,10 @@ def test_what_another_thread_submits_while_one_is_launched_alone_goes_behind_it(
     batcher = batcher_of(device, in_flight=2, max_alone_cost=60)
     launch = device.launch
 
-    def launch_and_submit(jobs: list[int]) -> LaunchedSlice | Batch:
+    def launch_and_submit(jobs: list[int]) -> Iterator[LaunchedSlice | Batch]:
         if jobs == [60]:
             in_another_thread(lambda: submit(device, batcher, 80))
-        return launch(jobs)
+        yield from launch(jobs)
 
     device.launch = launch_and_submit  # type: ignore[method-assign]
     alone = threading.Thread(target=lambda: device.answers.update({60: [batcher.run_alone(60)]}))

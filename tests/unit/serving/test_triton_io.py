@@ -14,9 +14,8 @@ import pytest
 
 from hiscore.errors import RequestError
 from hiscore.serving import waiting
-from hiscore.serving.batched_model import BatchLimits, WholeJobs
+from hiscore.serving.batched_model import BatchLimits, QueuedRequest, WholeJobs
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.queued_request import QueuedRequest
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
 MODULE = "hiscore.serving.triton_io"
@@ -47,7 +46,7 @@ class Model:
         answers = [
             RequestError(f"bad in {self.name}") if self.name in job else f"{job}-{self.name}" for job in jobs
         ]
-        return SimpleNamespace(finish=lambda: answers, count=lambda: None)
+        yield SimpleNamespace(finish=lambda: answers, count=lambda: None)
 
     def join(self, job: str, answers: Any) -> Any:
         return answers[0]
@@ -153,9 +152,9 @@ def as_outputs(both: Both) -> None:
 
 def wrap(launch: Any) -> Any:
     def launched(jobs: list[str]) -> Any:
-        answers = launch(jobs).finish()
+        answers = next(launch(jobs)).finish()
         tensors = [each if isinstance(each, RequestError) else {"out": each} for each in answers]
-        return SimpleNamespace(finish=lambda: tensors, count=lambda: None)
+        yield SimpleNamespace(finish=lambda: tensors, count=lambda: None)
 
     return launched
 

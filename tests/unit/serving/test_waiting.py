@@ -8,9 +8,8 @@ from weakref import ref
 import pytest
 
 from hiscore.serving import request_order
-from hiscore.serving.batched_model import BatchLimits, WholeJobs
+from hiscore.serving.batched_model import BatchLimits, QueuedRequest, WholeJobs
 from hiscore.serving.load_board import LoadBoard
-from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.totals import Totals
 from hiscore.serving.waiting import WaitingRequests
 
