@@ -24,7 +24,6 @@ def cached(name: str, build: Callable[[Path], None], *, progress: bool = True) -
     Processes that build the same directory wait for each other; only the first one builds.
 
     Args:
-        name: What the directory is called.
         build: Fills an empty directory.
         progress: Say on stderr when another process is being waited for.
 

@@ -11,11 +11,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 def byte_bar(description: str, total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
     """Show progress in bytes.
 
-    Args:
-        description: What is being done.
-        total: Bytes in all.
-        show: False: show nothing.
-
     Yields:
         A function to call with the number of bytes done so far.
     """

@@ -15,7 +15,6 @@ def resolve(model: str = DEFAULT_MODEL, *, progress: bool = True) -> Path:
 
     Args:
         model: `DEFAULT_MODEL`, a directory, or ``org/name``, tried in this order.
-        progress: Show progress on stderr.
 
     Raises:
         CheckpointError: No such model, it cannot be downloaded, or its files cannot be served.

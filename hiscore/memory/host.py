@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, and what control groups leave of it.
+"""The memory that this process may still take: the machine's, as far as control groups leave it.
 
 In a container /proc/meminfo shows the whole machine. The limits are those of the process's control group and of
 all groups around it, of version 1 or 2; the kernel kills whoever exceeds one of them.
@@ -9,11 +9,7 @@ from pathlib import Path, PurePosixPath
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process and its siblings may still take without swapping or being killed.
-
-    Args:
-        root: Where proc and sys are.
-    """
+    """Bytes that this process and its siblings may still take without swapping or being killed."""
     return max(0, min([_machine(root), *_groups_leave(root)]))
 
 
@@ -26,17 +22,13 @@ def _machine(root: Path) -> int:
 
 
 def _groups_leave(root: Path) -> Iterator[int]:
-    """What each control group around this process leaves of its limits."""
+    """Yield the bytes that each control group around this process leaves of its limits."""
     for version, group in control_groups(root):
         yield from _LEFT[version](group)
 
 
 def control_groups(root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """The control groups of this process that may limit memory: version and directory, the innermost first.
-
-    Args:
-        root: Where proc and sys are.
-    """
+    """The control groups of this process that may limit memory: version and directory, the innermost first."""
     paths = _groups_of_process(root)
     for mount, inner, version in _mounts(root):
         path = paths.get(version)
@@ -62,7 +54,7 @@ def _groups_of_process(root: Path) -> dict[int, PurePosixPath]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, int]]:
-    """Where groups are mounted: the directory, the group that it shows, and the version."""
+    """Yield the mounts of groups: the directory, the group that it shows, and the version."""
     file = root / "proc/self/mountinfo"
     for line in file.read_text().splitlines() if file.is_file() else ():
         # "id parent device root mountpoint options [fields] - type source superoptions"

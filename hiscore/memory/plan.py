@@ -1,4 +1,4 @@
-"""Where a model's memory goes, before any of it is allocated."""
+"""A plan of a model's memory, made before any of it is allocated."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,6 @@ class MemoryLine:
     """One use of memory.
 
     Attributes:
-        name: What for.
-        bytes: How much.
         settings: Those that decide it, most effective first.
         shared: Models that name the same thing here have it together; empty: it is this model's own.
     """
@@ -32,7 +30,6 @@ class MemoryPlan:
 
     Attributes:
         place: A device, such as ``cuda:0``, or ``host``.
-        lines: The uses.
     """
 
     place: str

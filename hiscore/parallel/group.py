@@ -1,4 +1,4 @@
-"""What ranks exchange while they compute: sums, maxima, and parts put together.
+"""Exchanges of ranks while they compute: sums, maxima, and parts put together.
 
 NCCL between GPUs, where CUDA graphs may hold the exchange, and gloo between processes on the CPU. Every rank gets
 the same bits, so whatever ranks compute from a result they compute alike.
@@ -75,8 +75,6 @@ class Distributed(Group):
 
         Args:
             store: Path of a file that all ranks open, empty at first.
-            shard: Which of them this one is.
-            device: Where its tensors are.
         """
         self.shard = shard
         self._by_nccl = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""How ranks know of each other that they live: the first rank and each other one send each other bytes.
+"""Signs of life between ranks: the first rank and each other one send each other bytes.
 
 A process that dies closes its sockets; one that is stopped or stuck falls silent.
 """
@@ -16,7 +16,7 @@ stopped, no round passes."""
 ROUND_S = 0.5
 
 ALIVE, BUSY = b".", b"b"
-"""What is sent. The second also says that silence from then on is no hang."""
+"""The bytes that are sent. The second also says that silence from then on is no hang."""
 
 
 class HeartbeatSender:
@@ -31,7 +31,6 @@ class HeartbeatSender:
         """Begin.
 
         Args:
-            peers: Sockets of the other ranks.
             busy: While set, the others are told so; None: never.
             on_loss: Called when somebody no longer receives them.
         """

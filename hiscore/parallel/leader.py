@@ -39,7 +39,7 @@ def end_process() -> None:
 
 
 class Ranks(Leader):
-    """As many processes as devices; this one is the first."""
+    """The ranks of a model, one process for each device; this process is the first."""
 
     def __init__(self, devices: Sequence[torch.device], end: Callable[[], None] = end_process) -> None:
         """Start the others and meet them.
@@ -151,7 +151,7 @@ class Ranks(Leader):
         return message.getvalue()
 
     def _answer(self, rank: int) -> str:
-        """What a rank says of its work: empty, or what went wrong."""
+        """Receive a rank's report on its work: empty, or a description of what went wrong."""
         try:
             failed = self._channels[rank - 1].recv()
         except (EOFError, OSError):

@@ -14,13 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of a model, with a device of its own.
-
-    Attributes:
-        device: Where it computes.
-        group: The exchange with the others.
-        held: What earlier work has left here.
-    """
+    """One process of a model, with a device of its own."""
 
     device: torch.device
     group: Group = field(default_factory=Alone)
@@ -28,7 +22,7 @@ class Rank:
 
     @property
     def shard(self) -> Shard:
-        """Which of the ranks it is."""
+        """The rank's place among all."""
         return self.group.shard
 
 
@@ -38,7 +32,7 @@ def meet(rank: Rank) -> None:
 
 
 class Work(Protocol[T_co]):
-    """What every rank does, each with its own share: a picklable callable, such as a `functools.partial`."""
+    """A picklable callable that every rank runs on its own share, such as a `functools.partial`."""
 
     def __call__(self, rank: Rank) -> T_co: ...
 
@@ -59,10 +53,6 @@ class Leader(Protocol):
 
     def do(self, work: Work[T], wait_for_all: bool = False) -> T:
         """Have work done. Ranks that fail here would no longer be in step: the instance ends.
-
-        Args:
-            work: The work.
-            wait_for_all: Wait until all have done it.
 
         Returns:
             The first rank's result; without `wait_for_all` the others may not have finished.

@@ -1,4 +1,4 @@
-"""Which share of a model is a rank's."""
+"""The share of a model that a rank has."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ class Shard:
         return slice(size * self.rank // self.ranks, size * (self.rank + 1) // self.ranks)
 
     def count(self, size: int) -> int:
-        """How many of `size` things are in `span`."""
+        """Count the things in `span(size)`."""
         span = self.span(size)
         return int(span.stop) - int(span.start)
 
     def count_dealt(self, size: int) -> int:
-        """How many of `size` things the rank has if they are dealt out in turn: thing i to rank i % ranks."""
+        """Count the rank's share of `size` things that are dealt out in turn: thing i to rank i % ranks."""
         return len(range(self.rank, size, self.ranks))
 
     def kv_span(self, kv_heads: int) -> slice:
@@ -31,7 +31,7 @@ class Shard:
         return slice(mine, mine + 1)
 
     def copies(self, kv_heads: int) -> int:
-        """How many ranks hold each head of keys and values."""
+        """Count the ranks that hold each head of keys and values."""
         return max(self.ranks // kv_heads, 1)
 
 

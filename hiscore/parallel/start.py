@@ -28,7 +28,7 @@ def use(device: torch.device, processes: int) -> None:
 
 
 def load_on(device: torch.device, load: Callable[[], Loaded]) -> Loaded:
-    """What `load` returns. For the CPU it is called on a thread that ends with it.
+    """Load something; for the CPU, on a thread that ends with it.
 
     Each thread that has computed there keeps OpenMP's workers, one for each core but its own. When there are more
     of them than cores, those of the thread that serves no longer spin between two operations, but sleep: calls
@@ -43,11 +43,6 @@ def load_on(device: torch.device, load: Callable[[], Loaded]) -> Loaded:
 
 def devices_of(first: torch.device, ranks: int, visible: int) -> list[torch.device]:
     """The devices of an instance's ranks: its own and those after it, which no other instance has.
-
-    Args:
-        first: Its own.
-        ranks: How many.
-        visible: GPUs that there are.
 
     Raises:
         ValueError: Another instance would have some of them, too, or there are not so many.
@@ -85,8 +80,6 @@ def spawn(
     """Start a rank's process, in the process group of this one.
 
     Args:
-        shard: Which rank.
-        device: Its device.
         store: Descriptor of the file for `store_path`.
         channel: Descriptor of its end of the channel.
         heartbeat: Descriptor of its end of the socket for heartbeats.

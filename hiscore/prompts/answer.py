@@ -22,7 +22,7 @@ class AnswerReader:
         return self._read(self._reasoning.push(text) if self._reasoning else [Content(text)] if text else [])
 
     def finish(self) -> list[Part]:
-        """What was held back, at the end of the answer."""
+        """Return the parts that were held back, at the end of the answer."""
         parts = self._read(self._reasoning.finish()) if self._reasoning else []
         return [*parts, *(self._tools.finish() if self._tools else [])]
 

@@ -11,7 +11,7 @@ from hiscore.prompts.chat import PromptError
 from hiscore.prompts.tokenizer import PromptTokenizer
 
 Kind: TypeAlias = Literal["predicate", "choice", "score"]
-"""Of questions: is it so, which of these, how much."""
+"""Kinds of questions: is it so, which of these, how much."""
 
 FIXED: Mapping[Kind, Sequence[str]] = {
     "predicate": ("Yes", "No"),
@@ -26,7 +26,6 @@ class Labels:
     """The labels of one question.
 
     Attributes:
-        texts: In the order of the options.
         ids: Their tokens, all different.
     """
 
@@ -38,7 +37,6 @@ class AnswerLabels:
     """Finds labels, once for each kind of question.
 
     Args:
-        tokenizer: Encodes prompts.
         prompt: Any prompt, rendered: what its end does to a label is what every prompt's does.
     """
 
@@ -47,10 +45,6 @@ class AnswerLabels:
 
     def of(self, kind: Kind, options: int) -> Labels:
         """The labels of a question.
-
-        Args:
-            kind: What kind of question it is.
-            options: How many it has.
 
         Raises:
             PromptError: This model has none, or too few.
@@ -81,12 +75,12 @@ class AnswerLabels:
 
     @property
     def _spaces(self) -> tuple[str, str]:
-        """What may stand between prompt and label, the likelier first: after a word, that is a space."""
+        """Separators between prompt and label, the likelier first: after a word, that is a space."""
         joined = self._prompt[-1:].isspace() or self._prompt.endswith(tuple(self._tokenizer.protected))
         return ("", " ") if joined else (" ", "")
 
     def _found(self, texts: Sequence[str], space: str) -> dict[str, int]:
-        """Those that add exactly one token to the prompt, and none that another adds, too."""
+        """Find the texts that add exactly one token to the prompt, each another one."""
         prompt = self._prompt
         ids, *continued = self._tokenizer.encode([prompt, *(f"{prompt}{space}{text}" for text in texts)])
         found: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""What a model's answer is made of, and finding marks in text that comes piece by piece."""
+"""The parts of a model's answer, and the search for marks in text that comes piece by piece."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,7 +23,6 @@ class ToolCall:
     """A function that the model wants to be called.
 
     Attributes:
-        name: The function's name.
         arguments: A JSON object.
     """
 

@@ -85,7 +85,7 @@ class ChatTemplate:
         return prompt + FINAL_CHANNEL if prompt.endswith(HARMONY) else prompt
 
     def render_as_is(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """As `render`, but whether the model reasons first is up to the template."""
+        """Render a conversation, and leave it to the template whether the model reasons first."""
         given = {"add_generation_prompt": True, **self._special_tokens, **variables}
         return render(self._template, messages=list(messages), **given)
 

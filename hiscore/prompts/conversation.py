@@ -20,7 +20,6 @@ class ChatPrompt:
     """A conversation as `decode` takes it.
 
     Attributes:
-        ids: Its token ids.
         reasoning: Whether the prompt ends within the model's reasoning.
     """
 
@@ -31,13 +30,7 @@ class ChatPrompt:
 class Conversations:
     """Makes the prompts of one checkpoint.
 
-    Args:
-        checkpoint: Its directory.
-        template: Its chat template.
-        limits: Tokens that prompts may have.
-
     Attributes:
-        tokenizer: Its tokenizer.
         reasons: Answers may begin with reasoning between marks.
         tool_format: How calls of tools are written; None: unknown.
         end_ids: The tokens that end an answer in the template.

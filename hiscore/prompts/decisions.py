@@ -28,7 +28,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Option:
-    """What a question's answer may be, and when it applies."""
+    """A possible answer of a question, and a description of when it applies."""
 
     text: str
     description: str = ""
@@ -44,7 +44,7 @@ class Question:
 
     @property
     def characters(self) -> int:
-        """Of all its texts."""
+        """Characters of all its texts."""
         return len(self.instructions) + sum(len(each.text) + len(each.description) for each in self.options)
 
     def rotated(self, by: int) -> "Question":
@@ -67,10 +67,6 @@ class DecisionPrompts:
 
 class DecisionPrompter:
     """Makes the prompts of one checkpoint: its own chat without reasoning, or plain text if it has no template.
-
-    Args:
-        checkpoint: Its directory.
-        limits: Tokens that prompts may have.
 
     Raises:
         OSError: A file cannot be read.
@@ -118,7 +114,7 @@ class DecisionPrompter:
         return DecisionPrompts(prompts, labels)
 
     def characters(self, state: Sequence[Message], questions: Sequence[Question]) -> int:
-        """How much text `ids` encodes, about."""
+        """Estimate the characters that `ids` encodes."""
         once = sum(len(message.text) for message in state)
         repeats = 1 if self.tokenizer.splits else len(questions)
         return once * repeats + sum(question.characters for question in questions)
@@ -129,7 +125,7 @@ class DecisionPrompter:
         return ([*beginning, *once], rows) if once else ([], [[*beginning, *row] for row in rows])
 
     def _frame(self, state: Sequence[Message]) -> tuple[str, str]:
-        """What stands before a question, and what behind it. It ends a message of the user, or is one."""
+        """Render the texts before and behind a question. The question ends a message of the user, or is one."""
         escape = self.tokenizer.escape
         messages: list[dict[str, str]] = []
         for message in [*state, Message("user", "")]:

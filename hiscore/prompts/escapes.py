@@ -101,7 +101,7 @@ class Escapes:
         return found[0] if found else None
 
     def _goes_on(self, text: str) -> bool:
-        """Whether a text could be more of a protected token of which it is not the beginning."""
+        """Check whether a text could continue a protected token whose beginning came before it."""
         return text in self._middles or any(text[:length] in ends for length, ends in self._ends.items())
 
 

@@ -15,7 +15,7 @@ WEB_SEARCH = "Given a web search query, retrieve relevant passages that answer t
 
 @dataclass(frozen=True)
 class RerankFamily:
-    """How a family of rerankers is asked.
+    """The way in which a family of rerankers is asked.
 
     Attributes:
         name: For PROMPT_TEMPLATE; its template is the file of that name.

@@ -14,9 +14,6 @@ from hiscore.tokenization.pair_template import read_pair_template
 class PairPrompts:
     """Makes the pairs of one checkpoint.
 
-    Args:
-        checkpoint: Its directory.
-
     Raises:
         ValueError: Its tokenizer makes no pairs.
         OSError: There is no tokenizer.json.

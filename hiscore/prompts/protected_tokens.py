@@ -1,4 +1,4 @@
-"""Which tokens of a tokenizer no caller's text may become, and their pieces in the model's own vocabulary."""
+"""The tokens of a tokenizer that no caller's text may become, and their pieces in the model's vocabulary."""
 
 import re
 from collections.abc import Sequence
@@ -13,11 +13,10 @@ MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 def is_protected(token: dict[str, Any], templates: str) -> bool:
-    """Whether an added token is special, like ``<|name|>``, or in brackets and part of a template.
+    """Check whether an added token is special, like ``<|name|>``, or in brackets and part of a template.
 
     Args:
         token: As in tokenizer.json.
-        templates: The templates' sources.
     """
     content: str = token["content"]
     if token["special"] or PIPED.fullmatch(content):
@@ -48,7 +47,6 @@ def ids_of_protected(tokenizer: Tokenizer, protected: Sequence[str], model: dict
 
     Args:
         tokenizer: In which they have secret names.
-        protected: What they are.
         model: The part `model` of tokenizer.json.
     """
     found = {tokenizer.token_to_id(content): content for content in protected}

@@ -43,7 +43,7 @@ class ReasoningReader:
         return [*parts, Content(text)] if text else parts
 
     def finish(self) -> list[Part]:
-        """What was held back, at the end of the answer."""
+        """Return the part that was held back, at the end of the answer."""
         held, self._held = self._held, ""
         if not held:
             return []

@@ -22,9 +22,6 @@ AROUND_A_PAIR = 16
 class ClassifierPairs:
     """The prompts of a classifier without a template: query and document as a pair, as cross-encoders take them.
 
-    Args:
-        checkpoint: Its directory.
-
     Raises:
         OSError: A file cannot be read.
     """
@@ -38,7 +35,7 @@ class ClassifierPairs:
     def ids(
         self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
     ) -> Prompts:
-        """As `RerankPrompts.ids`.
+        """Encode pairs; see `RerankPrompts.ids`.
 
         Raises:
             PromptError: There is no place for an instruction.
@@ -51,7 +48,7 @@ class ClassifierPairs:
     def characters(
         self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
     ) -> int:
-        """As `RerankPrompts.characters`."""
+        """Estimate characters; see `RerankPrompts.characters`."""
         return sum(map(len, queries)) + sum(map(len, documents)) + AROUND_A_PAIR * len(documents)
 
 
@@ -59,7 +56,6 @@ class RerankPrompts:
     """Makes the prompts of one checkpoint from a template.
 
     Args:
-        checkpoint: Its directory.
         template: The name of a family, the path of a Jinja file, or empty: chosen by the checkpoint.
         labels: Two texts separated by a comma, or empty: the family's.
         is_classifier: The model has its own labels.
@@ -84,7 +80,7 @@ class RerankPrompts:
 
     @property
     def name(self) -> str:
-        """Of the template."""
+        """Name of the template."""
         return self.family.name
 
     def _find_labels(self, labels: str) -> None:
@@ -130,7 +126,7 @@ class RerankPrompts:
     def characters(
         self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
     ) -> int:
-        """How much text `ids` renders and encodes, about.
+        """Estimate the characters that `ids` renders and encodes.
 
         Raises:
             PromptError: The template fails.

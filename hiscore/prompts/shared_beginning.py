@@ -1,4 +1,4 @@
-"""What the prompts of a call have in common: how all of them begin."""
+"""The beginning that all prompts of a call have in common."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ class Prompts:
 
     Attributes:
         query: The token ids with which all prompts begin.
-        items: How each continues.
     """
 
     query: list[int]
@@ -26,7 +25,7 @@ def share(prompts: Sequence[list[int]]) -> Prompts:
 
 
 def common_length(prompts: Sequence[list[int]] | Sequence[str]) -> int:
-    """How many ids, or characters, all prompts begin with, so that something is left of each."""
+    """Count the ids, or characters, with which all prompts begin, so that something is left of each."""
     low, high = min(prompts), max(prompts)
     longest = min(map(len, prompts)) - 1
     return next((i for i in range(longest) if low[i] != high[i]), max(longest, 0))

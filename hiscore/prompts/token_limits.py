@@ -1,4 +1,4 @@
-"""How many tokens prompts may have: what holds more is refused before all of it is encoded."""
+"""Limits on the tokens of prompts: a text that holds more is refused before all of it is encoded."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,8 +40,6 @@ class TokenLimits:
         """Refuse prompts of which one has too many tokens however it is encoded.
 
         Args:
-            head: How all begin.
-            tails: How each goes on.
             bytes_per_token: Bytes of UTF-8 that one token can be at most; None: any number.
 
         Raises:

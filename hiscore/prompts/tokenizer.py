@@ -35,10 +35,6 @@ class PromptTokenizer:
     Protected are the tokens that the file calls special, those like ``<|name|>``, and those in brackets, such as
     ``<think>``, that occur in a template. Other added tokens, such as runs of spaces, are parts of ordinary text.
 
-    Args:
-        checkpoint: The directory.
-        templates: The templates' sources.
-
     Raises:
         OSError: There is no tokenizer.json.
     """
@@ -92,7 +88,7 @@ class PromptTokenizer:
 
     @property
     def splits(self) -> bool:
-        """Whether a common beginning is encoded once for all prompts, where the text allows."""
+        """True if a common beginning is encoded once for all prompts, as far as the text allows."""
         return self._splits is not None
 
     def encode_continued(
@@ -183,8 +179,6 @@ class PromptTokenizer:
         """A text's first tokens, or its last.
 
         Args:
-            text: A caller's.
-            tokens: How many to keep.
             left: Keep the last, not the first.
 
         Raises:
@@ -202,7 +196,6 @@ class PromptTokenizer:
         """A text that is far longer than so many tokens without what is far behind them, which is not encoded.
 
         Args:
-            text: A caller's.
             tokens: How many are to be kept; the arguments are those of `cut`.
             left: Keep the end.
         """

@@ -12,7 +12,7 @@ DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family writes calls.
+    """The way in which a family writes calls.
 
     Attributes:
         name: For messages.
@@ -73,7 +73,7 @@ class ToolCallReader:
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back, at the end of the answer."""
+        """Return the parts that were held back, at the end of the answer."""
         held, self._held = self._held, ""
         if self._inside and not self._undecided:
             return self._calls(held)
@@ -146,7 +146,7 @@ HERMES = ToolFormat("Hermes", "<tool_call>", "</tool_call>", read_hermes)
 LLAMA3 = ToolFormat("Llama 3", "", "", read_llama3, openings="{")
 MISTRAL = ToolFormat("Mistral", "[TOOL_CALLS]", "", read_mistral, special=True, id_length=9)
 FORCED = ToolFormat("JSON", "", "", read_list, openings="[")
-"""Of an answer that a JSON schema confines to calls."""
+"""The format of an answer that a JSON schema confines to calls."""
 
 
 def format_of(template: str) -> ToolFormat | None:

@@ -13,11 +13,9 @@ TRIES = 4
 
 @dataclass(frozen=True)
 class Truncation:
-    """What may be cut, in tokens of the text alone; None: nothing.
+    """Lengths to which texts may be cut, in tokens of the text alone; None: they may not be.
 
     Attributes:
-        query: Tokens of a query.
-        document: Tokens of a document.
         prompt: Tokens of a whole prompt; its document is cut.
         left: Keep the ends of documents, not their beginnings.
     """
@@ -29,7 +27,7 @@ class Truncation:
 
     @property
     def asked(self) -> bool:
-        """Whether anything may be cut."""
+        """True if anything may be cut."""
         return (self.query, self.document, self.prompt) != (None, None, None)
 
 
@@ -39,13 +37,7 @@ NOTHING = Truncation()
 
 @dataclass(frozen=True)
 class CutPrompts:
-    """Prompts, and what was cut for them.
-
-    Attributes:
-        prompts: All of them.
-        documents: Whether each document was cut.
-        query: Whether a query was.
-    """
+    """Prompts, and what was cut for them."""
 
     prompts: Prompts
     documents: list[bool]
@@ -63,11 +55,9 @@ def cut_prompts(
     """Make prompts of texts that are cut as asked.
 
     Args:
-        maker: Makes the prompts.
         queries: One per document.
         documents: As sent.
         instruction: As for `RerankPrompts.ids`.
-        truncation: What may be cut.
         limits: Of the prompts. What is over them however it is encoded is not encoded.
 
     Raises:

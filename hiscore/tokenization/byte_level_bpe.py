@@ -48,7 +48,7 @@ NEW_DIGITS = (("\U00011de0", "\U00011de9"), ("\U00016ff4", "\U00016ff6"))
 
 @dataclass(frozen=True)
 class ByteLevelBPE:
-    """What gives a tokenizer's ids.
+    """A tiktoken encoding that gives a tokenizer's ids, and the characters that it cannot take.
 
     Attributes:
         encoding: For texts without these characters, with `SEPARATOR` as a special token.

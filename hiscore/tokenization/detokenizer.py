@@ -21,7 +21,7 @@ MAX_WINDOW, KEPT = 8, 3
 
 
 class DetokenizerFactory:
-    """What a fast tokenizer's decoding needs to know, for all sequences."""
+    """Makes detokenizers, and holds the facts about a fast tokenizer that all of them need."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self.backend = backend
@@ -42,7 +42,7 @@ class DetokenizerFactory:
         return IncrementalDetokenizer(self, skip_special_tokens)
 
     def has_no_text(self, token: int, skip_special_tokens: bool = True) -> bool:
-        """Whether it is a special token, or an id without a token (logits may be padded)."""
+        """Check whether a token is special, or an id without a token (logits may be padded)."""
         content = self.backend.id_to_token(token)
         return not content or (skip_special_tokens and content in self.special)
 
@@ -56,7 +56,6 @@ class IncrementalDetokenizer:
     """The text of one sequence.
 
     Args:
-        factory: What all sequences share.
         skip_special_tokens: They have no text.
     """
 
@@ -82,7 +81,7 @@ class IncrementalDetokenizer:
         return broken + self._settle([token])
 
     def flush(self) -> str:
-        """What is left at the end of the sequence; half a character becomes U+FFFD."""
+        """Return the text left at the end of the sequence; half a character becomes U+FFFD."""
         text = self._factory.decode(self._window, self._skip)[self._sent :] + REPLACEMENT * len(self._bytes)
         self._window, self._sent, self._bytes, self._broken = [], 0, [], False
         return text
@@ -121,7 +120,7 @@ class IncrementalDetokenizer:
 
 
 def utf8_state(text: bytes) -> Literal["complete", "partial", "invalid"]:
-    """Whether bytes are whole characters, end within one, or can never become any."""
+    """Check whether bytes are whole characters, end within one, or can never become any."""
     try:
         text.decode()
     except UnicodeDecodeError as error:

@@ -86,7 +86,7 @@ def _mark(backend: Tokenizer) -> tuple[str, bool, bool] | None:
 
 
 def _no_piece_crosses(backend: Tokenizer, mark: str) -> bool:
-    """Whether BPE over a whole piece never joins what is on both sides of a split point."""
+    """Check that BPE over a whole piece never joins the two sides of a split point."""
     model = backend.model
     inner = re.compile(f"[^{re.escape(mark)}]{re.escape(mark)}")
     return (

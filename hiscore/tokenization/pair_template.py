@@ -16,7 +16,7 @@ PROBES = ("a", " b c", "Is 12 a number?\n", "你好")
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """How two texts, encoded each by itself and without special tokens, become a pair.
+    """The tokens around two texts that make them a pair; each is encoded by itself, without special tokens.
 
     Attributes:
         before: Token ids before the first text.
@@ -43,8 +43,6 @@ class PairTemplate:
         """Join a query with each item; a text beside an empty one makes no pair.
 
         Args:
-            query: Its text.
-            items: Their texts.
             query_ids: Token ids of the query, without special tokens.
             item_ids: The same of each item.
             item_first: The item is a pair's first text.

@@ -1,4 +1,4 @@
-r"""Where a text can be split so that its two parts, encoded separately, give the tokens of the whole.
+r"""Split points: places at which a text's two parts, encoded separately, give the tokens of the whole.
 
 A query shared by many items need not be encoded once per item if some place in it is a safe split regardless of
 what follows. This module knows one kind of place, and the tokenizers for which it is proved;
@@ -77,7 +77,7 @@ SAFE_PATTERNS = frozenset({GPT2, CL100K, QWEN2, O200K, TEKKEN})
 
 
 def has_safe_splits(backend: Tokenizer) -> bool:
-    """Whether the claim above is proved for a tokenizer."""
+    """Check that the claim above is proved for a tokenizer."""
     return (
         isinstance(backend.model, BPE)
         and not backend.model.dropout
@@ -94,12 +94,12 @@ def has_safe_splits(backend: Tokenizer) -> bool:
 
 
 def split_rule(backend: Tokenizer) -> SplitRule | None:
-    """How a tokenizer's texts can be split; None if nothing is proved for it."""
+    """Find the rule by which a tokenizer's texts can be split; None if nothing is proved for it."""
     return SplitRule(SPLIT_POINT) if has_safe_splits(backend) else mark_split_rule(backend)
 
 
 def _splits_at_every_split_point(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether some step splits at every split point, and no step joins or looks across one."""
+    """Check that some step splits at every split point, and that no step joins or looks across one."""
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     splits = False
     for index, step in enumerate(steps):

@@ -1,4 +1,4 @@
-"""How a tokenizer's texts can be split: see `safe_splits` and `mark_splits`, which prove it."""
+"""The rule by which a tokenizer's texts can be split: `safe_splits` and `mark_splits` prove it."""
 
 import json
 import re
@@ -11,7 +11,7 @@ WINDOW = 2**15
 
 @dataclass(frozen=True)
 class SplitRule:
-    """Where a text can be split so that its two parts, encoded separately, give the tokens of the whole.
+    """Places at which a text's two parts, encoded separately, give the tokens of the whole.
 
     Attributes:
         point: Matches the first character of the second part.
@@ -23,7 +23,7 @@ class SplitRule:
     adds_space: bool = False
 
     def first(self, text: str) -> int | None:
-        """Where the second part begins at the first split point of a text, if there is one."""
+        """Find the beginning of the second part at the first split point of a text, if there is one."""
         for start in range(0, len(text), WINDOW):
             end = start + WINDOW
             # The character behind the window is for the lookahead.
@@ -45,7 +45,7 @@ class SplitRule:
         return None
 
     def second(self, text: str) -> str:
-        """What to encode of a second part."""
+        """Return the text to encode for a second part."""
         return text[1:] if self.adds_space else text
 
 

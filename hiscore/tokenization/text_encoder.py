@@ -83,7 +83,7 @@ class TextEncoder:
         return [found[index] if index in found else next(rows) for index in range(len(texts))]
 
     def _to_split(self, texts: Sequence[str]) -> list[int]:
-        """Which texts may hold more than BPE is to have, seen without a look at each of many."""
+        """Find the texts that may hold added tokens, without a look at each of many."""
         if not self._may_hold_more("".join(texts)):
             return []
         if len(texts) <= TEXTS_AT_ONCE:
@@ -149,7 +149,7 @@ class TextEncoder:
 
 
 def _is_plain(token: AddedToken) -> bool:
-    """Whether an added token is found wherever its content stands in a text."""
+    """Check that an added token is found wherever its content stands in a text."""
     return not (token.normalized or token.lstrip or token.rstrip or token.single_word)
 
 
@@ -161,7 +161,7 @@ def _joined(pieces: list[str | int], rows: Iterator[list[int]]) -> list[int]:
 
 
 def _adds_only_specials(post_processor: dict[str, Any]) -> bool:
-    """Whether without special tokens it leaves a text's ids as they are."""
+    """Check that a post-processor leaves a text's ids as they are if no special tokens are asked for."""
     match post_processor:
         case {"type": "Sequence", "processors": steps}:
             return all(map(_adds_only_specials, steps))

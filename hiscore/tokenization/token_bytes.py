@@ -11,11 +11,7 @@ SPACE_MARK = "\u2581"
 
 
 class TokenBytes:
-    """Looks tokens up.
-
-    Args:
-        backend: The fast tokenizer.
-    """
+    """Looks tokens up."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend

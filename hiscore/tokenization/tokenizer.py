@@ -23,8 +23,6 @@ class TextTokenizer:
         encoder: Gives its ids, without special tokens.
         adds_affixes: Special tokens are only a fixed prefix and suffix of every text. Otherwise only whole texts
             can be encoded, and prefix and suffix are empty.
-        prefix: Token ids before every text.
-        suffix: Token ids after every text.
         splits: Where texts can be split; None: nowhere.
         bytes_per_token: Bytes of text that one token stands for at most; None if that is not known.
         pair: How an encoder's query and item are joined; None: as one text.
@@ -79,7 +77,6 @@ def load_tokenizer(checkpoint: Path, pairs: bool = False) -> TextTokenizer:
     """Load the tokenizer of a local Hugging Face style directory; no network, no remote code.
 
     Args:
-        checkpoint: The directory.
         pairs: Whether the model is an encoder, which reads query and item as a pair.
 
     Raises:

@@ -24,11 +24,6 @@ def convert(gguf: Path, directory: Path, *, progress: bool = True) -> None:
     That does not fit the 8 bits of a bfloat16, and not always the 11 of a float16. Serving in bfloat16 rounds
     once, when the weights are loaded.
 
-    Args:
-        gguf: The file to read.
-        directory: Where to write.
-        progress: Show progress on stderr.
-
     Raises:
         CheckpointError: The file contains something that this conversion does not know.
         OSError: The directory cannot be written, or its disk is full.
