@@ -26,14 +26,8 @@ def paged_attention(
     """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's position.
 
     Args:
-        q: [R, heads, head_dim].
-        tokens: [slots, C, kv_heads, head_dim]: a key and a value (C = 2) or a latent (C = 1).
-        pages: int32 [R, kv_heads, K], pages of `tokens`; a list's last page contains the row's position.
+        q, tokens, pages, positions, window, value_dim, sinks: See `paged_triton.paged_attention`.
         counts: int32 [R, kv_heads], pages per list; 0 for padding.
-        positions: int32 [R].
-        window: Attend only to this many of the last tokens of a list; None: to all.
-        value_dim: Leading channels of a latent that are its value.
-        sinks: float32 [heads], see `AttentionShape`.
 
     Returns:
         [R, heads, value_dim or head_dim]; zeros for a row without pages.

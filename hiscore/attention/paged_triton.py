@@ -79,7 +79,7 @@ def paged_attention(
         window: Attend only to this many of the last tokens of a list; None: to all.
         value_dim: Leading channels of a latent that are its value.
         sinks: float32 [heads], see `AttentionShape`.
-        by_sequence: Whether `pages` is a block table.
+        by_sequence: True if `pages` is a block table.
         chained: See `gemv.pdl_launch_kwargs`; a block table then lists every page of a sequence.
         wait: Called before pages that are listed as ~page are read; None: there are none. The bits are the same.
 

@@ -50,7 +50,6 @@ def multiply_few_rows(
         x: [ROWS, K]; under NORMED float32, replaced by rms_norm(x) * norm, rounded to weight's dtype.
         norm: float32 [K], read under NORMED.
         weight: [outputs, K]; under GATED [2 outputs, K], of gate and up.
-        bias: [outputs], read under BIASED.
         out: [ROWS, outputs]; under ONTO the product is added to it. Under GATED it is act(x gate^T) * (x up^T),
             with both products rounded as if they had been stored.
     """
@@ -179,7 +178,6 @@ def multiply(
         bias: [out].
         onto: float32 [rows, out]: add the product to it, in place.
         gelu: Return act(gate) * up, with act SiLU (0), GELU by tanh (1) or exact (2).
-        chained: See `pdl_launch_kwargs`.
 
     Returns:
         [rows, out]: `onto`, or a new tensor in weight's dtype.

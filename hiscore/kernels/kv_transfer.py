@@ -161,8 +161,7 @@ def copy_rows(
     Args:
         source: [L, slots, FROM_ROW elements].
         target: Out: [len(layers), slots, TO_ROW elements].
-        from_slots: int32 [n].
-        to_slots: int32 [n].
+        from_slots, to_slots: int32 [n].
         layers: int32 [grid's layers], positions in source.
     """
     token = tl.program_id(0)

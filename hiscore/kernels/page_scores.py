@@ -22,9 +22,6 @@ def page_scores(
         q: [R, heads, D].
         index: [host pages, kv_heads, 2, D], least and greatest.
         scores: Out: float32 [R, heads, max_pages]; nothing is written beyond a row's pages.
-        seq_indices: int32 [R], -1 for padding.
-        positions: int32 [R].
-        host_block_table: int32 [max_sequences, table_stride].
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0)
@@ -79,9 +76,6 @@ def indexer_scores(
         gates: float32 [R, heads].
         index: [host slots, D], the indexer's keys.
         scores: Out: float32 [R, max_pages]; nothing is written beyond a row's tokens.
-        seq_indices: int32 [R], -1 for padding.
-        positions: int32 [R].
-        host_block_table: int32 [max_sequences, table_stride].
     """
     row = tl.program_id(0)
     seq_index = tl.load(seq_indices + row)

@@ -42,13 +42,9 @@ def select_pages(
         swap_counts: Out: int32 [R, kv_heads].
         mass: Out: float32 [R, kv_heads], estimated share of attention.
         total_hits, total_misses, total_mass: Updated: see `KVCache.hits`, `misses`, `mass`.
-        seq_indices: int32 [R], -1 for padding.
-        positions: int32 [R].
-        host_block_table, device_block_table: int32 [max_sequences, table_stride].
         fully_resident, full_attention: bool [max_sequences].
         device_page_of: Updated: int32 [host pages, kv_heads].
-        host_page_of: Updated: int32 [device pages, kv_heads].
-        last_use: Updated: int32 [device pages, kv_heads].
+        host_page_of, last_use: Updated: int32 [device pages, kv_heads].
         newest_selected: Newest pages that are always selected.
         width: Length of the lists.
     """

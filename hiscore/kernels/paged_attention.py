@@ -71,8 +71,6 @@ def attend_splits(
         pages: int32, a list at seq_index * pages_by_sequence + row * pages_by_row + kv_head * pages_by_head;
             ~page for a pending one.
         counts: int32, pages per list, at row * counts_by_row + kv_head * counts_by_head.
-        seq_indices: int32 [R], -1 for padding.
-        positions: int32 [R].
         partial: Out: float32 [R, heads, max_splits, VALUE], weighted sums of values.
         stats: Out: float32 [R, heads, max_splits, 2], the greatest logit, in powers of 2, and the sum of weights.
         WINDOW: Attend to this many of the last tokens; 0: to all. A list may name pages again that hold other
@@ -191,8 +189,6 @@ def combine_splits(
         partial: float32 [R, heads, max_splits, VALUE].
         stats: float32 [R, heads, max_splits, 2].
         counts: int32, as in `attend_splits`.
-        seq_indices: int32 [R], -1 for padding.
-        positions: int32 [R].
         sinks: float32 [heads], see `attention.base.AttentionShape`.
         out: Out: [R, heads, VALUE].
     """

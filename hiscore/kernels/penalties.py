@@ -25,7 +25,6 @@ def penalise_and_find_maxima(
 
     Args:
         logits: float32 [R, stride].
-        row_options: See `sampling_options`.
         table: int32 [max_sequences, vocabulary].
         maxima: Out: float32 [R, splits]; infinity if one is NaN.
         best: Out: int32 [R, splits]: the lowest id of the largest.

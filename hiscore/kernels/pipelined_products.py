@@ -45,7 +45,6 @@ def multiply_pipelined(
     Args:
         x: [rows, inputs], at most ROWS of them.
         weight: [outputs, inputs]; under GATED [2 outputs, inputs], of gate and up.
-        bias: [outputs], read under BIASED.
         out: Out: [rows, outputs]; under GATED act(x gate^T) * (x up^T), with both products rounded as if they had
             been stored.
         partial: Scratch, used if SPLITS > 1: float32 [tiles, SPLITS, BLOCK, ROWS].
@@ -146,7 +145,6 @@ def multiply(
         weight: [out, in]; with gelu not None [2 out, in], of gate and up.
         bias: [out], without gelu.
         gelu: Return act(gate) * up, with act SiLU (0), GELU by tanh (1) or exact (2).
-        chained: See `pdl_launch_kwargs`.
 
     Returns:
         [rows, out], in weight's dtype.

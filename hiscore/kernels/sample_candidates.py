@@ -49,7 +49,6 @@ def count_weights(
 
     Args:
         logits: float32 [R, stride].
-        row_options: See `sampling_options`.
         maxima: float32 [R, splits].
         sums: Out: int64 [2, R, splits], the first half.
         bins: Added to: int32 [R, 256].
@@ -75,7 +74,6 @@ def find_range(
     """Find the range of the last token that filters keep, by the least and the most that bins hold. Grid: (R,).
 
     Args:
-        row_options: See `sampling_options`.
         maxima, sums, bins: As `count_weights` left them.
         ranges: Out: float64 [5, R], see `RANGES`.
         base, found, masses: Set to 0 for the kernels that follow: int64 [R], int32 [2, R], int64 [R, PARTS].
@@ -130,7 +128,6 @@ def narrow_range(
 
     Args:
         logits: float32 [R, stride].
-        row_options: See `sampling_options`.
         ranges: float64 [5, R]; its first two rows are changed.
         base: Added to: int64 [R]: with a top-p alone, the weights of what is beyond the range.
         found: Added to: int32 [2, R], the second row: how many programs are done.
@@ -184,7 +181,6 @@ def list_candidates(
 
     Args:
         logits: float32 [R, stride].
-        row_options: See `sampling_options`.
         maxima: float32 [R, splits].
         sums: Out: int64 [2, R, splits], the second half: of each split, what certainly stays and is not listed.
         ranges: See `RANGES`.

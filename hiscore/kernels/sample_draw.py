@@ -167,7 +167,6 @@ def draw_tokens(
 
     Args:
         logits: float32 [R, stride].
-        row_options: See `sampling_options`.
         maxima, best, sums, base, found, listed: As the kernels before have left them; sums is changed.
         out: int64 [R], an arbitrary id for a row that cannot be sampled; under FEEDS `StepOutputs.readback`.
         input_ids: int32, see `StepRunner`.

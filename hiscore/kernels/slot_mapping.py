@@ -15,11 +15,8 @@ def map_slots(
     Args:
         seq_indices: int32 [rows], -1 for padding.
         positions: int32 [rows].
-        host_block_table: int32 [max_sequences, table_stride], see `KVCache`.
-        device_block_table: int32 [max_sequences, table_stride].
         fully_resident: bool [max_sequences].
-        host_slots: Out: int32 [rows], -1 for padding.
-        buffer_slots: Out: int32 [rows], -1 for padding.
+        host_slots, buffer_slots: Out: int32 [rows], -1 for padding.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows

@@ -121,7 +121,7 @@ class LMHead:
         would give probabilities above 1.
 
         Args:
-            groups: How many rows have the same labels, and int32 [labels] those; in order, of R rows together.
+            groups: Count of rows with the same labels, and those, int32 [labels]; in order, of R rows together.
 
         Returns:
             Of hidden, [R, hidden]: for each group float32 [rows, labels].

@@ -42,7 +42,7 @@ def moe(w: Experts, h: Tensor, step: bool = False) -> Tensor:
 
     Args:
         h: [T, hidden].
-        step: Whether it is a decode step.
+        step: True if it is a decode step.
     """
     chosen, weights = route(w, router_logits(w, h))
     each = expert_outputs(w, h, chosen, step)

@@ -96,11 +96,7 @@ class Ops(Protocol):
         weight: Tensor | None,
         fp8: bool = False,
     ) -> Any:
-        """`add_norm` of a projection of h. The result is only for `project` and `gate`.
-
-        Args:
-            projection: Of [T, in] to [T, hidden].
-        """
+        """`add_norm` of a projection of h, [T, in] to [T, hidden]. The result is only for `project` and `gate`."""
         return self.add_norm(x, self.reduce(self.project(projection, h)), post_weight, weight, fp8)
 
     def reduce(self, partial: Tensor) -> Tensor:

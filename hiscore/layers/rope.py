@@ -58,7 +58,7 @@ class Rope:
             kind: Key of rope_parameters where layers have different ones, else None.
             head_dim: Dimensions of a head, or of that part of it which has positions.
             rotated_dim: How many of the dimensions are rotated; None: all.
-            scale_queries: Whether queries beyond the original context are scaled, as in Llama 4.
+            scale_queries: True if queries beyond the original context are scaled, as in Llama 4.
         """
         parameters = config.rope_parameters[kind] if kind else config.rope_parameters
         if parameters.get("rope_type", "default") == "default":

@@ -68,7 +68,7 @@ def quantise(x: Tensor, columns: int, powers_of_two: bool) -> tuple[Tensor, Tens
     Args:
         x: [rows, width].
         columns: Columns of a block; the last may have fewer.
-        powers_of_two: Whether scales are rounded up to the next.
+        powers_of_two: True if scales are rounded up to the next.
 
     Returns:
         float8_e4m3fn [rows, width].

@@ -56,9 +56,7 @@ def read_experts(
     """Read the weights of experts.
 
     Args:
-        prefix: What their names begin with.
-        names: What the parts are called in the checkpoint.
-        held: Which experts; None: all.
+        held: Experts to read; None: all.
 
     Returns:
         [E, 2 F, hidden], gate first, and [E, hidden, F].

@@ -69,7 +69,7 @@ def embedding_and_head(
     not tied, whatever the config says. Adapters of tied models, merged, leave such checkpoints.
 
     Args:
-        tied: Whether the config ties them.
+        tied: True if the config ties them.
 
     Returns:
         Both, [vocabulary, hidden].

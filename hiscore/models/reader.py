@@ -29,9 +29,8 @@ class CheckpointReader:
         """Open a checkpoint.
 
         Args:
-            dtype: Of what is read, unless a call says otherwise.
-            keeps_fp8: Whether of the projections that are to be in fp8 those alone are that the checkpoint stores
-                so, as they are.
+            dtype: Dtype of tensors read, unless a call says otherwise.
+            keeps_fp8: Projections in fp8 are those alone that the checkpoint stores so, as they are.
         """
         self.dtype, self._device = dtype, device
         self._keeps_fp8 = keeps_fp8
@@ -75,7 +74,7 @@ class CheckpointReader:
             outs: Name and width of each layer, in order.
             order: int64, of the outputs that are read; None: as they are.
             cut: The part that is read; its rows are those of all layers, one behind another.
-            adds_bias: Whether this rank reads the biases.
+            adds_bias: True if this rank reads the biases.
             fp8: It becomes one in fp8; of a checkpoint that keeps fp8, if it is stored so.
         """
         weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}

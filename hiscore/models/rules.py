@@ -16,7 +16,7 @@ def key_rule(name: str, implemented: Callable[[Any], bool], reason: str) -> Rule
 
     Args:
         name: The key. Where it is missing the family's default holds, which must be implemented.
-        implemented: Whether a value of the key is computed.
+        implemented: Condition of the values that are computed.
         reason: Message for any other value, which replaces `{value}`.
     """
 

@@ -53,7 +53,7 @@ class Cuts:
         sinks: Heads.
         gate_up: Outputs of the projections to gate and up, one behind another.
         down: Inputs of the MLP's output.
-        adds_biases: Whether it adds the biases of what is summed over ranks: one of them does.
+        adds_biases: True if it adds the biases of what is summed over ranks: one of them does.
     """
 
     experts: slice

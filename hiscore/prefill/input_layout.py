@@ -102,7 +102,7 @@ class StaticInputs:
             largest: The layout of the largest forward.
             first_row: Of the outputs.
             rows_per_tile: Of attention's tiles.
-            windowed: Whether there are layers that keep a window only.
+            windowed: True if some layers keep a window only.
         """
         self.buffer = torch.zeros(largest.size, dtype=torch.int32, device=device)
         self.tables = TileTables(largest.rows, rows_per_tile, device)

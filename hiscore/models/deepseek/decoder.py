@@ -64,10 +64,9 @@ class DsaDecoder:
         """Compute all layers up to and including the last one's attention.
 
         Args:
-            input_ids: int32 [T].
-            positions: int32 [T].
+            input_ids, positions: int32 [T].
             cache: Prepared for these rows.
-            step: Whether it is a decode step: few rows, for which experts have products of their own.
+            step: True if it is a decode step: few rows, for which experts have products of their own.
 
         Returns:
             The residual stream, [T, hidden], and the values of the last attention, [T, heads, value_dim].

@@ -106,7 +106,7 @@ def load_weights(
     """Load, fuse and absorb a checkpoint's weights, or a rank's share of them.
 
     Args:
-        keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so, but for those that are absorbed.
+        keeps_fp8: True if weights stay in fp8 that the checkpoint stores so, but for those that are absorbed.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.

@@ -48,9 +48,6 @@ class Format(ABC):
     def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
         """A module's weight as it is stored, if that is fp8.
 
-        Args:
-            parts: What is stored of the weight.
-
         Returns:
             float8_e4m3fn [out, in], then what `unpacking.scales_of_rows` returns; None if it is not fp8.
 
@@ -61,13 +58,7 @@ class Format(ABC):
 
     @abstractmethod
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
-        """The weight of a module.
-
-        Args:
-            parts: What is stored of the weight.
-
-        Returns:
-            Like a tensor of an unquantised checkpoint, in any float dtype that holds its values.
+        """The weight of a module from its stored parts, in any float dtype that holds its values.
 
         Raises:
             ValueError: The parts are not of the format, or do not fit together.
