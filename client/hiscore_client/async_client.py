@@ -80,7 +80,7 @@ class AsyncScoreClient:
         priority: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> ScoreResult:
-        """As `ScoreClient.score`."""
+        """Score as `ScoreClient.score` does."""
         request_id = request_id or uuid.uuid4().hex
         options = ScoreOptions(apply_softmax, temperature, item_first, priority, label_counts, raw_logits)
         with with_request_id(request_id):
@@ -104,7 +104,7 @@ class AsyncScoreClient:
         priority: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> ScoreResult:
-        """As `ScoreClient.score_ids`."""
+        """Score as `ScoreClient.score_ids` does."""
         request_id = request_id or uuid.uuid4().hex
         options = ScoreOptions(apply_softmax, temperature, False, priority, label_counts, raw_logits)
         with with_request_id(request_id):
@@ -129,7 +129,7 @@ class AsyncScoreClient:
         request_id: str | None = None,
         **more: "Unpack[DecodeParameters]",
     ) -> AsyncGenerator[Chunk, None]:
-        """As `ScoreClient.generate`, for ``async for``; cancelling the task cancels its generation."""
+        """Continue a prompt as `ScoreClient.generate` does; cancelling the task cancels its generation."""
         request_id = request_id or uuid.uuid4().hex
         with with_request_id(request_id):
             options = GenerationOptions(
@@ -147,7 +147,7 @@ class AsyncScoreClient:
             return self._stream(make_generation(self._config, prompt, options, timeout, request_id))
 
     async def wait_ready(self, timeout: float = 60.0, models: Sequence[str] = ("score",)) -> None:
-        """As `ScoreClient.wait_ready`."""
+        """Wait as `ScoreClient.wait_ready` does."""
         await run_async(wait_ready(models, Deadline(timeout), self._config.url), self._perform)
 
     async def close(self) -> None:

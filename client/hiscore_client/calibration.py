@@ -1,4 +1,4 @@
-"""How honest probabilities are, and the temperature that makes them more so."""
+"""Calibration of probabilities: their error, and the temperature that makes it smallest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

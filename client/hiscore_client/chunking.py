@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChunkLimits:
-    """What one request may hold before a call is split; the server's own limits are higher.
+    """Bounds of one request, beyond which a call is split; the server's own are higher.
 
     Each chunk sends the query again, so smaller chunks cost more work in total.
 

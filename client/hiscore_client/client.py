@@ -93,7 +93,6 @@ class ScoreClient:
         a classifier takes neither and gives its logits.
 
         Args:
-            query: The text that all items share.
             labels: Each must be exactly one token.
             apply_softmax: Normalise probabilities over the labels instead of the whole vocabulary.
             temperature: Divides the logits; other than 1.0 only with ``apply_softmax``.
@@ -135,7 +134,6 @@ class ScoreClient:
         """Score each item, given as token ids; the delimiters are inserted for you.
 
         Args:
-            query_ids: The ids that all items share.
             label_token_ids: Empty for a classifier.
 
         The other arguments, the result and the errors are those of `score`.

@@ -85,7 +85,6 @@ def make_config(
         retry: None: the defaults of `RetryPolicy`.
         max_in_flight: At least 1.
         headers: None: none.
-        load_balancing: ``pick_first`` or ``round_robin``.
     """
     return ClientConfig(
         url=url or os.environ.get("HISCORE_URL") or DEFAULT_URL,

@@ -20,7 +20,6 @@ class Connection:
     """One gRPC connection, made at the first call and open until it is closed. Threads may share it.
 
     Args:
-        config: Settings of the client.
         credentials: For TLS; None: no TLS.
 
     Attributes:

@@ -13,7 +13,6 @@ class Deadline:
 
     Args:
         timeout: Seconds from now; None: no deadline.
-        clock: Gives the time in seconds.
 
     Raises:
         InvalidRequest: The timeout is not a finite number greater than 0.

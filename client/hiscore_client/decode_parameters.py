@@ -8,7 +8,7 @@ from hiscore_client.errors import InvalidRequest
 
 
 class DecodeParameters(TypedDict, total=False):
-    """What `docs/decoding.md` says of each; one that is not given, or None, has the server's default."""
+    """Parameters of `decode`, described in `docs/decoding.md`; one that is None has the server's default."""
 
     min_p: float | None
     repetition_penalty: float | None

@@ -1,4 +1,4 @@
-"""What a generation streams back."""
+"""The chunks that a generation streams back."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,6 @@ class Chunk:
         logprobs: With the parameter ``logprobs``, the log-probability of each token.
         top_token_ids: With ``logprobs`` above 0, so many likely tokens in place of each, the likeliest first.
         top_logprobs: Their log-probabilities.
-        prompt_tokens: Tokens of the call's prompt.
         cached_tokens: How many of these came from a cache.
         output_tokens: Tokens generated so far.
         matched_stop: In the last chunk, the stop string that ended the text.

@@ -30,7 +30,7 @@ Parameters: TypeAlias = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How tokens are sampled and when to stop; options at their default are not sent, but for `max_tokens`."""
+    """Sampling and the ends of a text; options at their default are not sent, but for `max_tokens`."""
 
     max_tokens: int | None = 16
     temperature: float = 0.0
@@ -101,11 +101,8 @@ class Generation:
     """One call of `decode`; the tries up to the first chunk and all later chunks share one deadline.
 
     Args:
-        config: Settings of the client.
         prompt: Token ids, or text as UTF-8.
-        parameters: Request parameters.
         deadline: When the whole stream must have ended.
-        request_id: Names the call in errors and in the server's log.
     """
 
     config: ClientConfig
@@ -157,11 +154,7 @@ def make_generation(
     """Build a call of the model ``decode``.
 
     Args:
-        config: Settings of the client.
-        prompt: Text or token ids.
-        options: How to sample, and when to stop.
         timeout: Seconds for the whole stream; None: no limit.
-        request_id: Names the call in errors and in the server's log.
 
     Raises:
         InvalidRequest: An argument that cannot be sent.

@@ -35,9 +35,7 @@ def make_channel(
 
     Args:
         module: ``grpc`` or ``grpc.aio``.
-        url: ``host:port``.
         credentials: For TLS; None: no TLS.
-        options: gRPC's channel options.
     """
     if credentials is None:
         return module.insecure_channel(url, options=options)
@@ -55,9 +53,7 @@ class GrpcStream:
         """Send a request and return its first response, as `read` does.
 
         Args:
-            request: A ``ModelInferRequest``.
             timeout: Seconds for the whole stream; None: no limit.
-            metadata: gRPC metadata.
         """
         self.cancel()
         self._call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout, metadata=metadata)
@@ -99,13 +95,13 @@ class AsyncGrpcStream:
         self._call: Any = None
 
     async def open(self, request: Any, timeout: float | None, metadata: Metadata) -> Any:
-        """As `GrpcStream.open`."""
+        """Open the stream, as `GrpcStream.open` does."""
         self.cancel()
         self._call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout, metadata=metadata)
         return await self.read()
 
     async def read(self) -> Any:
-        """As `GrpcStream.read`."""
+        """Read a response, as `GrpcStream.read` does."""
         with as_triton_errors():
             response = await self._call.read()
         if response is grpc.aio.EOF:
@@ -116,13 +112,13 @@ class AsyncGrpcStream:
         return response.infer_response
 
     async def finish(self) -> None:
-        """As `GrpcStream.finish`."""
+        """End the stream, as `GrpcStream.finish` does."""
         with suppress(grpc.RpcError):
             while await self._call.read() is not grpc.aio.EOF:
                 pass
 
     def cancel(self) -> None:
-        """As `GrpcStream.cancel`."""
+        """Cancel the stream, as `GrpcStream.cancel` does."""
         if self._call is not None:
             self._call.cancel()
 

@@ -25,10 +25,8 @@ class Tensor:
     """An input.
 
     Args:
-        name: The input's name in the model's configuration.
         datatype: Triton's name for it.
         shape: With the batch dimension, if the model has one.
-        content: As the wire has it.
     """
 
     name: str
@@ -61,10 +59,6 @@ def make_request(
     """A ``ModelInferRequest``.
 
     Args:
-        model: Its name.
-        tensors: Its inputs.
-        parameters: The request's parameters, by name.
-        request_id: Names the call in errors and in the server's log.
         timeout: Seconds until the server may drop it; None: no limit.
         priority: Its level in Triton's queue, 1 the highest; 0: the model's default.
     """
@@ -108,13 +102,7 @@ class Inferences:
         self._send = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
 
     def infer(self, request: Any, timeout: float | None, metadata: Metadata) -> Any:
-        """Send a request and return its ``ModelInferResponse``.
-
-        Args:
-            request: A ``ModelInferRequest``.
-            timeout: Seconds; None: no limit.
-            metadata: gRPC metadata.
-        """
+        """Send a request and return its ``ModelInferResponse``."""
         with as_triton_errors():
             return self._send(request, timeout=timeout, metadata=metadata)
 
@@ -138,6 +126,6 @@ class AsyncInferences:
         self._send = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
 
     async def infer(self, request: Any, timeout: float | None, metadata: Metadata) -> Any:
-        """As `Inferences.infer`."""
+        """Send a request, as `Inferences.infer` does."""
         with as_triton_errors():
             return await self._send(request, timeout=timeout, metadata=metadata)

@@ -38,9 +38,7 @@ def wait_ready(models: Sequence[str], deadline: Deadline, url: str) -> Operation
     """Poll until all models are ready.
 
     Args:
-        models: Their names.
         deadline: When to give up.
-        url: For messages.
 
     Raises:
         ServerUnreachable: Nothing answered up to the deadline, or the server that had answered went away.

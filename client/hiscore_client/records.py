@@ -14,8 +14,6 @@ class ScoreRecord:
     """One scoring call.
 
     Args:
-        query: What all items share.
-        items: Each is scored on its own.
         id: Any JSON value of the caller's, repeated in the answer; None: none.
         labels: The labels of each item; None: those of the command.
     """

@@ -27,7 +27,6 @@ class ScoreResult:
 
     Args:
         scores: float32 [items, labels], in the order of the call.
-        usage: Tokens of the call.
         request_id: Identifies the call in the server's log.
     """
 
@@ -41,9 +40,7 @@ def parse_result(answer: Any, items: int, labels: int | None, request_id: str) -
 
     Args:
         answer: A ``ModelInferResponse``.
-        items: Number of items sent.
         labels: Number of labels sent; None for a classifier, which has its own.
-        request_id: The call's.
 
     Raises:
         ServerFault: The outputs do not have the promised shapes and types.
@@ -64,8 +61,6 @@ def merge_chunks(chunks: Sequence[ScoreResult], request_id: str, pad: bool = Fal
     """Concatenate the results of a call's chunks; the scores are a writable copy.
 
     Args:
-        chunks: In order.
-        request_id: The call's.
         pad: Fill up rows with 0 where chunks have fewer columns than others.
 
     Raises:

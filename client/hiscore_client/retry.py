@@ -20,7 +20,7 @@ LIVENESS_TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often to retry a call that found the server unavailable, with exponential backoff and jitter.
+    """Retries of a call that found the server unavailable, with exponential backoff and jitter.
 
     Args:
         attempts: Tries in all; 1 for no retry.
@@ -64,9 +64,6 @@ def call_with_retries(
     Args:
         make_rpc: Makes the call from the seconds left.
         deadline: If the next try would begin after it, the last failure is raised at once.
-        policy: Number of tries and pauses.
-        url: For messages.
-        request_id: For the log.
         jitter: Gives a number from 0 to 1.
 
     Returns:

@@ -20,14 +20,11 @@ class ScoreCall:
     """One call, split into chunks. Each chunk is retried on its own; all share one deadline.
 
     Args:
-        config: Settings of the client.
         model: ``score`` or ``scorer``.
         chunks: Slices of the items, at least one.
         inputs: Builds the tensors of one chunk.
         labels: Columns of the scores; None for a classifier, which has its own labels.
-        options: Options of the call.
         deadline: When the whole call must have ended.
-        request_id: Names the whole call in errors and in the server's log.
     """
 
     config: ClientConfig
@@ -76,14 +73,7 @@ def text_call(
     """Build a call of the model ``score``, which takes text.
 
     Args:
-        config: Settings of the client.
-        query: What all items share.
-        items: Each is scored on its own.
-        labels: Labels as text, or None.
-        label_token_ids: Labels as token ids, or None.
-        options: Options of the call.
         timeout: Seconds for the whole call; None: no limit.
-        request_id: Names the call in errors and in the server's log.
 
     Raises:
         InvalidRequest: An argument that cannot be sent.
@@ -138,13 +128,8 @@ def ids_call(
     """Build a call of the model ``scorer``, which takes token ids.
 
     Args:
-        config: Settings of the client.
-        query_ids: What all items share.
-        item_ids: The ids of each item.
         label_token_ids: Empty for a classifier.
-        options: Options of the call.
         timeout: Seconds for the whole call; None: no limit.
-        request_id: Names the call in errors and in the server's log.
 
     Raises:
         InvalidRequest: An argument that cannot be sent.

@@ -24,8 +24,6 @@ def make_credentials(
 
     Args:
         ca: File of the CAs that the server's certificate may be of; None: the machine's own.
-        cert: File of the caller's certificate.
-        key: File of its key.
         tls: Use TLS even if no file is named.
 
     Raises:
@@ -41,7 +39,7 @@ def make_credentials(
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> grpc.ChannelCredentials | None:
-    """As `make_credentials`, from the variables above."""
+    """Make credentials from the variables above."""
     ca, cert, key = (environment.get(f"HISCORE_TLS_{name}") for name in ("CA", "CERT", "KEY"))
     return make_credentials(ca, cert, key, environment.get("HISCORE_TLS", "") not in ("", "0"))
 

@@ -34,7 +34,6 @@ async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int
     """Read and decompress a body.
 
     Args:
-        receive: ASGI's.
         headers: The request's, by their names in lower case.
         max_bytes: The most that the body may have, before and after decompression.
         timeout_s: Seconds until it must be complete.
@@ -67,7 +66,6 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
     """Decompress a body without ever holding much more than is allowed.
 
     Args:
-        body: Compressed.
         encoding: ``gzip`` or ``zstd``.
         max_bytes: The most that the result may have.
 
@@ -170,7 +168,7 @@ async def check_values(body: bytes) -> None:
 
 
 def count_values(body: bytes) -> int:
-    """How many texts, keys, lists and objects a body of valid JSON has."""
+    """Count the texts, keys, lists and objects of a body of valid JSON."""
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     count = quotes = 0
     for start in range(0, len(plain), PIECE_BYTES):

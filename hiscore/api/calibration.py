@@ -12,7 +12,7 @@ Temperatures: TypeAlias = Mapping[str, float]
 
 
 class CalibrationFile(msgspec.Struct):
-    """What is read of it; whatever else it holds is for people."""
+    """The part of the file that is read; the rest is for people."""
 
     temperatures: dict[Literal["predicate", "choice", "score"], Annotated[float, Meta(gt=0)]]
 

@@ -69,7 +69,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
-    """What is new of a message."""
+    """The new part of a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -78,7 +78,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
 
 
 class ChunkChoice(msgspec.Struct):
-    """What is new of an answer."""
+    """The new part of an answer."""
 
     index: int
     delta: Delta
@@ -101,10 +101,7 @@ class ChatAnswer:
     """One answer as it comes.
 
     Args:
-        index: Which of the request's choices it is.
-        reasoning: See `AnswerReader`.
-        tools: See `AnswerReader`.
-        parallel: Whether calls after the first are kept.
+        parallel: Keep calls after the first.
         logprobs: Reads log-probabilities; None: they were not asked for.
     """
 
@@ -175,7 +172,7 @@ class ChatAnswer:
 
 
 class StreamWishes(Protocol):
-    """What a request says of its stream."""
+    """The options of a stream."""
 
     @property
     def tells_usage(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""What a chat request says: messages and tools, from OpenAI's shapes to those that templates know."""
+"""Messages and tools of a chat request, from OpenAI's shapes to those that templates know."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -60,7 +60,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Function(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """What a tool does."""
+    """The description of a tool."""
 
     name: str
     description: str | None = None
@@ -90,7 +90,7 @@ class NamedTool(msgspec.Struct):
 
 
 class AllowedTools(msgspec.Struct):
-    """Those of a request's tools that may be called, or of which one must be."""
+    """The tools of a request that may be called, or of which one must be."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool]
@@ -108,7 +108,6 @@ def as_template_knows(messages: Sequence[ChatMessage], knows_developers: bool) -
     """Messages as chat templates read them.
 
     Args:
-        messages: Those of a request, validated.
         knows_developers: Whether the template knows the role; otherwise it is the system's, which it has replaced.
 
     Raises:

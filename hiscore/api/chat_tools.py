@@ -20,7 +20,7 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTools
 
 @dataclass(frozen=True)
 class ToolUse:
-    """How a request uses tools.
+    """The use that a request makes of tools.
 
     Attributes:
         tools: For the template; None: none.
@@ -36,13 +36,11 @@ class ToolUse:
 def tool_use(
     tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool, conversations: Conversations
 ) -> ToolUse:
-    """What a request asks for.
+    """Read the tools that a request offers and the calls that it asks for.
 
     Args:
-        tools: It offers.
         choice: Its `tool_choice`.
         parallel: Whether there may be several calls.
-        conversations: Know the template.
 
     Raises:
         ApiError: It cannot be served with this template.
@@ -74,7 +72,7 @@ def tool_use(
 
 
 def _named(functions: Sequence[FunctionName | None], tools: Sequence[Tool]) -> list[Tool]:
-    """Those of the tools that `tool_choice` names."""
+    """Pick the tools that `tool_choice` names."""
     names = {function.name for function in functions if function is not None}
     if not names:
         raise bad_request("'tool_choice' names no function", "tool_choice")
@@ -84,7 +82,7 @@ def _named(functions: Sequence[FunctionName | None], tools: Sequence[Tool]) -> l
 
 
 def _schema(tools: Sequence[Tool], most: int | None) -> str:
-    """Of a list of calls."""
+    """Make the schema of a list of calls."""
     calls = [
         {
             "type": "object",

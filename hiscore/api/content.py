@@ -1,4 +1,4 @@
-"""What callers of decisions send as text, JSON or parts of both, as text for a prompt."""
+"""Text, JSON and parts of both that callers of decisions send, as text for a prompt."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -35,7 +35,7 @@ class OutputText(msgspec.Struct, tag="output_text"):
 
 
 class Refusal(msgspec.Struct, tag="refusal"):
-    """What the assistant refused to do."""
+    """A refusal of the assistant."""
 
     refusal: str
 

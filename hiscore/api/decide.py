@@ -61,7 +61,7 @@ class OptionProbabilities:
 
     @property
     def confidence(self) -> float:
-        """How far the likeliest option is above chance: 0 if all are equally likely, 1 if it is certain."""
+        """The likeliest option's distance above chance: 0 if all are equally likely, 1 if it is certain."""
         chance = 1 / len(self.probabilities)
         return min(max((max(self.probabilities) - chance) / (1 - chance), 0.0), 1.0)
 
@@ -71,7 +71,6 @@ class Decisions:
     """The answers of a call, in the order of its questions.
 
     Attributes:
-        answers: One for each question.
         prompt_tokens: Tokens of all prompts, those that they share counted once.
         cached_tokens: How many of these came from a cache.
     """
@@ -85,7 +84,6 @@ class Decider:
     """Answers questions with a causal LM.
 
     Args:
-        models: Where prompts are scored.
         prompter: Makes prompts; None: the model can answer no questions.
         temperatures: What logits of calibrated answers are divided by, for each kind of question.
         max_characters: How many all questions may have together once their options are rotated.
@@ -112,11 +110,8 @@ class Decider:
         """Answer questions.
 
         Args:
-            state: What they are about.
             questions: At least one.
-            request_id: Names the call in errors and in the server's log.
             rotate: Ask each choice once for every option that can be the first, and average.
-            calibrated: Apply the temperatures.
 
         Raises:
             ApiError: The request cannot be served.

@@ -1,4 +1,4 @@
-"""Where callers' texts become prompts: long ones on a thread, so that nobody else waits for them."""
+"""Work on callers' texts: long ones are read on a thread, so that nobody else waits."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _one_by_one = ThreadPoolExecutor(1, "huge-prompts")
 
 
 async def off_loop(make: Callable[[], T], characters: int) -> T:
-    """What `make` makes of so many characters."""
+    """Call `make`, which reads so many characters, on a thread if they are many."""
     if characters <= LARGE_CHARACTERS:
         return make()
     executor = _one_by_one if characters > HUGE_CHARACTERS else None

@@ -1,4 +1,4 @@
-"""What every POST route does around its own work: limits, errors, ids, metrics, and callers that leave."""
+"""The frame of every POST route: limits, errors, ids, metrics, and callers that leave."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 RETRY_LATER = (b"retry-after", b"1")
 HANG_UP = (b"connection", b"close")
-"""What is left of the body is not read."""
+"""The rest of the body is not read."""
 HEADERS_OF = {
     401: [(b"www-authenticate", b"Bearer")],
     408: [HANG_UP],
@@ -48,8 +48,6 @@ class Variant:
     """One wire format of a route.
 
     Attributes:
-        request: The type of its body.
-        response: The type of its answer.
         handle: Does the work, given the body and the request's id; raises `ApiError`.
         error_shape: How its errors are written.
         field: The field by which a body is known as this; empty: any other body.
@@ -70,11 +68,7 @@ class Endpoint:
     """The ASGI application of one POST route.
 
     Args:
-        route: Its path.
         variants: Its wire formats; the last one takes all bodies that no other does.
-        settings: Limits.
-        keys: Who may call.
-        metrics: Where requests are counted.
     """
 
     def __init__(

@@ -33,10 +33,7 @@ class ApiError(Exception):
     """A request that gets an error for an answer.
 
     Args:
-        status: HTTP's.
         message: For the caller; names the field, and where there are any the value and the bound.
-        param: The field.
-        code: For programs.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -67,10 +64,9 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def from_models(error: HiscoreError, words: Mapping[str, str] = SAME) -> ApiError:
-    """What the models' failure is to the caller of the API.
+    """Turn a failure of the models into an error for the caller of the API.
 
     Args:
-        error: The failure.
         words: What to say, in this order, for words that callers do not know.
     """
     message = ENSEMBLE.sub("", str(error))

@@ -21,7 +21,6 @@ class EventStream:
     """An answer in events.
 
     Attributes:
-        first: The first one.
         others: Those that follow; raises `ApiError`.
     """
 

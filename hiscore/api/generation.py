@@ -32,12 +32,7 @@ class Generations:
     """All choices of a request: so many for each of its prompts.
 
     Args:
-        models: Where they run.
-        prompts: Texts or token ids.
-        choices: For each prompt.
         parameters: What `decode` takes beside the prompt, by name.
-        request_id: Names the request in errors and in the server's log.
-        times: Where they are measured.
     """
 
     def __init__(
@@ -55,7 +50,7 @@ class Generations:
 
     @property
     def count(self) -> int:
-        """How many choices there are."""
+        """The number of choices."""
         return len(self._prompts) * self._choices
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
@@ -80,7 +75,7 @@ class Generations:
 
     @property
     def usage(self) -> Usage:
-        """Of all chunks so far; a prompt counts once, however many choices it has."""
+        """The tokens of all chunks so far; a prompt counts once, however many choices it has."""
         firsts = [chunk for index, chunk in self._last.items() if not index % self._choices]
         prompt = sum(chunk.prompt_tokens for chunk in firsts)
         completion = sum(chunk.output_tokens for chunk in self._last.values())

@@ -30,14 +30,14 @@ class TokenLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Of a chat's answer, or of a part of it."""
+    """The log-probabilities of a chat's answer, or of a part of it."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class TextLogprobs(msgspec.Struct):
-    """Of a completion, or of a part of it."""
+    """The log-probabilities of a completion, or of a part of it."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -56,7 +56,7 @@ class LogprobsReader:
         self._bytes = TokenBytes(Tokenizer.from_file(str(checkpoint / "tokenizer.json")))
 
     def of_chat(self, chunk: Chunk) -> ChatLogprobs:
-        """Those of a chunk, but for the token that ended it, which has no text."""
+        """Read a chunk's log-probabilities, without the token that ended it, which has no text."""
         tops = chunk.top_token_ids or [[]] * len(chunk.logprobs)
         values = chunk.top_logprobs or [[]] * len(chunk.logprobs)
         read = [
@@ -69,10 +69,9 @@ class LogprobsReader:
         return ChatLogprobs(read[:-1] if by_token else read)
 
     def of_text(self, chunk: Chunk, offset: int) -> TextLogprobs:
-        """Those of a chunk.
+        """Read a chunk's log-probabilities.
 
         Args:
-            chunk: What `decode` has just sent.
             offset: Characters of the text before it.
         """
         read = self.of_chat(chunk).content

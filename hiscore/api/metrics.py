@@ -84,7 +84,7 @@ class Metrics:
         return self._requests.labels(route, str(status)), self._seconds.labels(route, str(status))
 
     def page(self) -> bytes:
-        """What Prometheus scrapes."""
+        """The page that Prometheus scrapes."""
         if DIRECTORY in os.environ:
             _forget_dead(Path(os.environ[DIRECTORY]))
             registry = CollectorRegistry()

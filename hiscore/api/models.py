@@ -21,7 +21,6 @@ class Models:
 
     Args:
         address: ``host:port`` of their gRPC.
-        served: Their names.
         timeout_s: Seconds that one call may take.
     """
 
@@ -57,9 +56,7 @@ class Models:
         """Call `decode`; leaving the loop cancels its sequence.
 
         Args:
-            prompt: Text or token ids.
             parameters: What `decode` takes beside the prompt, by name.
-            request_id: Names the call in errors and in the server's log.
         """
         try:
             chunks = self._client.generate(
@@ -74,7 +71,7 @@ class Models:
             raise from_models(error, PROMPT) from None
 
     async def is_ready(self) -> bool:
-        """Whether all of them are ready."""
+        """Tell whether all models are ready."""
         try:
             await self._client.wait_ready(READY_TIMEOUT_S, models=self._served)
         except HiscoreError:

@@ -153,7 +153,7 @@ class LimitedProtocol(NoUpgrade):
         super().on_response_complete()
 
     def on_chunk_header(self) -> None:
-        """Of the last chunk, whose length is 0, trailers may follow."""
+        """Count anew: trailers may follow the last chunk, whose length is 0."""
         self._header_bytes, self._after_chunk_header = 0, True
 
     def on_body(self, body: bytes) -> None:

@@ -88,7 +88,6 @@ class Ranker:
         Args:
             query: One for all, or one for each.
             documents: At least one.
-            request_id: Names the call in errors and in the server's log.
             instruction: Says what relevant means; None: the template's own.
             truncation: Texts that may be cut.
 

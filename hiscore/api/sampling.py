@@ -1,4 +1,4 @@
-"""What requests for generated text have in common: how to sample, and when to stop."""
+"""The common fields of requests for generated text: sampling, and when to stop."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream tells besides the text."""
+    """The options of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -44,7 +44,7 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """What the answer must be."""
+    """The form that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -93,12 +93,12 @@ class GenerationRequest(Request, kw_only=True):
 
     @property
     def choices(self) -> int:
-        """How many answers there are to be."""
+        """The number of answers to give."""
         return self.n or 1
 
     @property
     def tells_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """True if a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 

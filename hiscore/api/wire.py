@@ -10,7 +10,7 @@ from hiscore.api.errors import ApiError, bad_request
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0)]
-"""How many to answer with; 0: all, as vLLM has it."""
+"""The number of documents to answer with; 0: all, as vLLM has it."""
 Ignored: TypeAlias = Any
 """A field that is accepted because it cannot change the result."""
 

@@ -1,4 +1,4 @@
-"""What the commands share: options, reading lines, writing answers."""
+"""Options, reading of lines and writing of answers that the commands share."""
 
 import os
 import sys

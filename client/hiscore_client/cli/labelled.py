@@ -48,7 +48,7 @@ def parse_labelled(line: str, number: int) -> Labelled:
 
 
 def outcomes_of(record: Labelled, response: dict[str, Any]) -> list[tuple[str, Outcome]]:
-    """What the answers of a record were, each with the type of its question.
+    """The right answers of a record, each with the type of its question.
 
     Raises:
         ServerFault: They are not those of its questions.

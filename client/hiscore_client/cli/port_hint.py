@@ -1,4 +1,4 @@
-"""What may be wrong with an address at which no gRPC answers."""
+"""Hints at what is wrong with an address at which no gRPC answers."""
 
 import http.client
 import socket

@@ -60,7 +60,6 @@ def progress_bar(
         err: Where the bar is shown.
         out: Where results are printed.
         activity: Text before the bar.
-        unit: What is counted.
         total: Number of units; None if unknown.
     """
     progress = Progress(

@@ -41,7 +41,7 @@ def find_files(path: Path) -> tuple[Path, ...]:
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a name in the path begins with . or _, like the files that Spark writes next to its data."""
+    """Tell whether a name in the path begins with . or _, like the files that Spark writes beside its data."""
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
@@ -49,9 +49,7 @@ def scan_file(path: Path, name: str, task: Task) -> FileScan:
     """Read a file once, for its fingerprint and shard boundaries.
 
     Args:
-        path: The file.
         name: Its name in the manifest.
-        task: Names the columns.
 
     Raises:
         InvalidRequest: The file cannot be read, or lacks a column.
@@ -94,9 +92,7 @@ def read_shard(path: Path, shard: Shard, task: Task) -> list[InputRow]:
     """Read the rows of a shard, in order.
 
     Args:
-        path: The input file.
         shard: Which of its rows.
-        task: Names the columns.
 
     Raises:
         InvalidRequest: The file cannot be read, or has changed since it was scanned.

@@ -12,19 +12,13 @@ Format = Literal["parquet", "jsonl"]
 
 @dataclass(frozen=True)
 class Task:
-    """What determines the output, besides the input and the model; a resumed run must have the same.
+    """The settings that determine the output, besides input and model; a resumed run must have the same.
 
     Args:
         query_column: Input column of the queries.
         items_column: Input column of the items: a list of strings, or one string.
         id_column: Input column that is repeated in the output; None: none.
-        labels: Labels as text.
-        label_token_ids: Labels as token ids.
-        apply_softmax: As for `ScoreClient.score`.
-        temperature: As for `ScoreClient.score`.
-        item_first: As for `ScoreClient.score`.
         rows_per_shard: Rows of one output file.
-        output_format: The format of the output files.
 
     Raises:
         InvalidRequest: ``rows_per_shard`` is below 1.
@@ -47,15 +41,13 @@ class Task:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How the work is done; a resumed run may change all of it.
+    """The settings of the work itself; a resumed run may change all of them.
 
     Args:
         urls: host:port of each server.
-        workers: Shards scored at once.
         in_flight: Concurrent calls of each worker.
         timeout: Seconds for one call; None: no limit.
         server_timeout: Seconds that a row waits for a server that can take it before the job ends.
-        max_errors: Rows that may fail.
 
     Raises:
         InvalidRequest: A value out of bounds.
@@ -80,8 +72,6 @@ class Job:
     Args:
         inputs: Input files, in the order of their rows.
         output: Directory that all workers can reach.
-        task: What to score.
-        options: How to run it.
     """
 
     inputs: tuple[Path, ...]

@@ -23,7 +23,6 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
     Args:
         path: Final name.
-        write: Writes the file that it is given.
     """
     unfinished = path.parent / f"{UNFINISHED}{uuid.uuid4().hex}-{path.name}"
     try:
@@ -85,12 +84,7 @@ def begin(output: Path, manifest: Manifest) -> None:
 
 
 def mark_complete(output: Path, summary: str) -> None:
-    """Write ``_SUCCESS``, as Spark does: all rows are there.
-
-    Args:
-        output: The output directory.
-        summary: JSON.
-    """
+    """Write ``_SUCCESS``, as Spark does: all rows are there."""
     write_atomically(output / SUCCESS, lambda file: _write_text(file, summary))
 
 

@@ -24,9 +24,6 @@ def write_part(
     """Write a part file.
 
     Args:
-        path: From `part_path`.
-        rows: From `output_row`.
-        output_format: Parquet or JSON Lines.
         id_type: Arrow type of the ids, for Parquet.
     """
     if output_format == "jsonl":
@@ -59,9 +56,7 @@ def count_errors(path: Path, rows: int, output_format: Format) -> int:
     """Count the rows of a part file that have an error.
 
     Args:
-        path: From `part_path`.
         rows: Number of rows that it must have.
-        output_format: Parquet or JSON Lines.
 
     Raises:
         InvalidRequest: The file is damaged.

@@ -52,9 +52,6 @@ def run(
 
     Args:
         source: Parquet or JSON Lines: a file or a directory.
-        output: Output directory.
-        task: What to score.
-        options: How to run it.
         ray_address: Of a Ray cluster; None: a private one on this machine.
         on_progress: Called with the totals so far and the number of all rows.
         score_shards: Scores shards; None: with Ray.
@@ -103,7 +100,6 @@ def add_up(
 
     Args:
         results: What became of each shard, in any order.
-        max_errors: Rows that may fail.
         on_progress: Called with the sum after each shard.
 
     Raises:

@@ -26,10 +26,8 @@ class ServerPool:
     """Scores each record with the next server in turn; threads may share it.
 
     Args:
-        task: How to score.
         options: The servers and how to call them.
         first: Index of the server to begin with, so that workers do not all begin with the same one.
-        clock: Gives the time in seconds.
     """
 
     def __init__(

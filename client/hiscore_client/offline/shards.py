@@ -7,13 +7,10 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class FileScan:
-    """What a run knows about an input file after reading it once.
+    """The facts of an input file after reading it once.
 
     Args:
         name: Path below the input directory.
-        size: Bytes.
-        sha256: Hex digest.
-        rows: Number of rows.
         boundaries: Where each shard begins, then where the last one ends: byte offsets in a JSONL file, row
             numbers in a Parquet file.
     """
@@ -30,12 +27,9 @@ class Shard:
     """Consecutive rows of one file.
 
     Args:
-        index: Among all shards.
         file: Index of the file among the inputs.
         start: First boundary: byte offset or row number.
-        stop: Second boundary.
         first_row: Number of its first row, counted over all files.
-        rows: Number of rows.
     """
 
     index: int

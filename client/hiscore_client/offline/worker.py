@@ -18,7 +18,6 @@ class ShardResult:
     """The outcome of a shard.
 
     Args:
-        shard: Its index.
         rows: Rows in its output.
         errors: Of these, rows with an error.
         resumed: An earlier run had already written the output.

@@ -26,7 +26,7 @@ NOT_FOR_TEMPLATES = {"messages", "tools", "template", "self"}
 
 
 class Thinking(msgspec.Struct):
-    """Whether the model reasons before it answers, in Anthropic's words, which LiteLLM and GLM have, too."""
+    """The switch of reasoning in Anthropic's words, which LiteLLM and GLM have, too."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Ignored = None

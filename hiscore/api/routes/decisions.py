@@ -27,7 +27,7 @@ YES_NO = (Option("Yes"), Option("No"))
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What all questions have."""
+    """The fields of all questions."""
 
     instructions: str | list[Part]
     name: str | None = None
@@ -58,7 +58,7 @@ class Level(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScoreQuestion(Asked, tag="score"):
-    """How much? Levels begin with the lowest."""
+    """A question for a level; the lowest is first."""
 
     levels: Annotated[list[Level], stated(minItems=2, maxItems=MAX_LEVELS)]
 
@@ -75,7 +75,7 @@ class DecisionsRequest(AskingRequest, kw_only=True):
 
 
 class PredicateAnswer(msgspec.Struct, tag="predicate", kw_only=True):
-    """How likely it is that it is so."""
+    """The probability that it is so."""
 
     name: str | None
     probability: float
@@ -83,7 +83,7 @@ class PredicateAnswer(msgspec.Struct, tag="predicate", kw_only=True):
 
 
 class ValueProbability(msgspec.Struct):
-    """Of one option."""
+    """The probability of one option."""
 
     value: Value
     probability: float
@@ -100,7 +100,7 @@ class ChoiceAnswer(msgspec.Struct, tag="choice", kw_only=True):
 
 
 class LevelProbability(msgspec.Struct):
-    """Of one level."""
+    """The probability of one level."""
 
     value: int
     label: str
@@ -191,7 +191,7 @@ def _question(asked: AnyQuestion, param: str) -> Question:
 
 
 def _options(choices: Sequence[ChoiceOption]) -> list[Option]:
-    """As JSON where a boolean and its text are both there: true and "true"."""
+    """Write values as JSON where a boolean and its text are both there: true and "true"."""
     mixed = any(isinstance(each.value, bool) for each in choices)
 
     def text(value: Value) -> str:
