@@ -99,3 +99,29 @@ def test_every_pin_is_exact(lock: str) -> None:
     ]
     assert pins
     assert wrong == []
+
+
+def names_missing(tour: str) -> list[str]:
+    """Names in backticks that the file of their stop of the tour does not have."""
+    missing = []
+    for path, text in re.findall(
+        r"^\d+\. `([\w/.]+)`(.*?)(?=^\d+\. |^## |\Z)", tour, re.MULTILINE | re.DOTALL
+    ):
+        source = next(
+            (root / path).read_text() for root in (ROOT, ROOT / "hiscore") if (root / path).exists()
+        )
+        names = re.findall(r"`([\w.]+)`", text)
+        missing += [f"{path}: {name}" for name in names if name.split(".")[-1] not in source]
+    return missing
+
+
+def test_the_tour_points_at_what_is_there() -> None:
+    tour = (ROOT / "docs/tour.md").read_text()
+    assert len(re.findall(r"^\d+\. `", tour, re.MULTILINE)) == 12
+    assert names_missing(tour) == []
+
+
+def test_control_a_name_that_moved_away_is_noticed() -> None:
+    assert names_missing("1. `scoring/packing.py`. Read `pack`, then `unpack`.") == [
+        "scoring/packing.py: unpack"
+    ]
