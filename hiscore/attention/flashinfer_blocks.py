@@ -35,7 +35,7 @@ def jit_args(dtype: torch.dtype) -> list[object]:
     """Arguments with which FlashInfer's wrapper compiles; its `run` then takes the logits' scale as the last one.
 
     Args:
-        dtype: Of queries, keys, values and outputs, 16 bits.
+        dtype: Dtype of queries, keys, values and outputs, 16 bits.
 
     Source: flashinfer.jit.gen_customize_batch_prefill_module
     """

@@ -22,9 +22,9 @@ class FlashInferRows:
     """`Attention` over the prompt that was planned last.
 
     Args:
-        dtype: Of queries, keys and values, 16 bits.
+        dtype: Dtype of queries, keys and values, 16 bits.
         workspace: uint8 on the GPU, which may be shared.
-        max_rows: Of a forward, with its padding.
+        max_rows: Rows of a forward, with its padding.
     """
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, workspace: Tensor, max_rows: int) -> None:
@@ -48,7 +48,7 @@ class FlashInferRows:
         """Set what `attend`, captured or not, attends to from now on, on the current stream.
 
         Args:
-            tokens: Of the prompt: the first rows.
+            tokens: Tokens of the prompt: the first rows.
             rows: With padding, which attends to itself. The prompt's last rows multiply its values by zero, so it
                 must be finite if the prompt is: it repeats the first token.
         """

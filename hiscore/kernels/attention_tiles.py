@@ -41,7 +41,7 @@ def attention_tiles(
         tiles: Out: int32 [tiles, TILE_FIELDS], see `attention.tile_inputs`.
         scored_tiles: Out: the same for the last layer: those without a scored row have no rows.
         columns: Out: int32 [4 T]: rows whose keys tiles read, or NO_KEY.
-        TILE_ROWS: Of a tile, at most.
+        TILE_ROWS: Rows of a tile, at most.
         PADDED_ROWS: A power of two, at least as many.
         BLOCK: Keys that attention adds up at once: the widest slot. More keys take whole blocks.
         FIRST_STEP: A power of two, at least half of the segments.

@@ -74,7 +74,7 @@ def find_range(
     """Find the range of the last token that filters keep, by the least and the most that bins hold. Grid: (R,).
 
     Args:
-        maxima, sums, bins: As `count_weights` left them.
+        maxima, sums, bins: Results of `count_weights`.
         ranges: Out: float64 [5, R], see `RANGES`.
         base, found, masses: Set to 0 for the kernels that follow: int64 [R], int32 [2, R], int64 [R, PARTS].
     """

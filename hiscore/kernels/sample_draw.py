@@ -167,7 +167,7 @@ def draw_tokens(
 
     Args:
         logits: float32 [R, stride].
-        maxima, best, sums, base, found, listed: As the kernels before have left them; sums is changed.
+        maxima, best, sums, base, found, listed: Results of the kernels before; sums is changed.
         out: int64 [R], an arbitrary id for a row that cannot be sampled; under FEEDS `StepOutputs.readback`.
         input_ids: int32, see `StepRunner`.
         table: int32 [max_sequences, vocabulary], see `TokenCounts`.

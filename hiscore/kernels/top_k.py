@@ -72,7 +72,7 @@ def select(key, there, low, allowed, ties, taken):
     Args:
         key: uint32 [BLOCK].
         there: bool [BLOCK], which entries exist.
-        low, allowed: What `kth_largest` returned.
+        low, allowed: Results of `kth_largest`.
         ties, taken: From the block before; 0 at first.
 
     Returns:

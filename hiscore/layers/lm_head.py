@@ -80,7 +80,7 @@ class LMHead:
             labels: int32 [labels], token ids; None: all rows of the head.
 
         Returns:
-            Of hidden, [R, hidden]: float32 [R, labels].
+            Function of hidden, [R, hidden]: float32 [R, labels].
         """
         if labels is not None and len(labels) <= FEW_LABELS and self._weight.is_cuda:
             from hiscore.kernels.pair_products import multiply_by_each
@@ -124,7 +124,7 @@ class LMHead:
             groups: Count of rows with the same labels, and those, int32 [labels]; in order, of R rows together.
 
         Returns:
-            Of hidden, [R, hidden]: for each group float32 [rows, labels].
+            Function of hidden, [R, hidden]: float32 [rows, labels] for each group.
         """
         ends = np.cumsum([rows for rows, _ in groups]).tolist()
         columns = [self._place(labels, uploads) for _, labels in groups]
@@ -151,7 +151,7 @@ class LMHead:
             labels: int32 [n].
 
         Returns:
-            Of hidden, [R, hidden]: float32 [n].
+            Function of hidden, [R, hidden]: float32 [n].
         """
         row, (label, held) = self._kept.add(rows, uploads), self._place(labels, uploads)
 
@@ -169,7 +169,7 @@ class LMHead:
             labels: int32 [n].
 
         Returns:
-            Of hidden, [R, hidden]: float32 [n].
+            Function of hidden, [R, hidden]: float32 [n].
         """
         last = int(rows[-1]) + 1 if len(rows) else 0
         edges = np.searchsorted(rows, np.arange(0, max(last, 1) + ROW_SLICE, ROW_SLICE))

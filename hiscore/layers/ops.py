@@ -107,7 +107,7 @@ class Ops(Protocol):
         """act(gate) * up of a joint projection to gate and up.
 
         Args:
-            projection: Of [T, in] to [T, 2 F], gate first.
+            projection: [T, in] to [T, 2 F], gate first.
 
         Returns:
             [T, F].

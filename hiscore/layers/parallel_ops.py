@@ -24,7 +24,7 @@ class WideNorms:
 
     Attributes:
         q_width, k_width: Numbers of all heads.
-        k_copies: How many ranks have each head of k.
+        k_copies: Ranks that have each head of k.
     """
 
     q_width: int

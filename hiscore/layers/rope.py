@@ -57,7 +57,7 @@ class Rope:
         Args:
             kind: Key of rope_parameters where layers have different ones, else None.
             head_dim: Dimensions of a head, or of that part of it which has positions.
-            rotated_dim: How many of the dimensions are rotated; None: all.
+            rotated_dim: Number of dimensions that are rotated; None: all.
             scale_queries: True if queries beyond the original context are scaled, as in Llama 4.
         """
         parameters = config.rope_parameters[kind] if kind else config.rope_parameters

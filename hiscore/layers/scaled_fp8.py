@@ -45,7 +45,6 @@ def multiply(x: Tensor, values: Tensor, scales: Scales) -> Tensor:
     Args:
         x: [rows, in].
         values: float8_e4m3fn [out, in].
-        scales: What the weight's values are multiplied by.
 
     Returns:
         [rows, out], in x's dtype.

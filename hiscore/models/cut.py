@@ -20,7 +20,7 @@ class Cut:
 
     Attributes:
         rows: Ranges of the first dimension, in order; None: all of it.
-        columns: Of the last of two dimensions; None: all of them.
+        columns: Range of the last of two dimensions; None: all of it.
     """
 
     rows: tuple[slice, ...] | None = None
@@ -101,7 +101,7 @@ def expert_share(name: str, experts: int, shard: Shard) -> float | None:
     """Share of a tensor of a layer's experts that a rank loads; None: the tensor is none of theirs.
 
     Args:
-        name: As it is stored: of one expert, or of all together.
+        name: Stored name: of one expert, or of all together.
     """
     if found := EXPERT.search(name):
         held = shard.span(experts)

@@ -22,9 +22,9 @@ def undivided(
     """Reason why sizes cannot be divided; None if they can be.
 
     Args:
-        kv_heads: Of keys and values: each rank has some of them, or one that others have, too.
+        kv_heads: Heads of keys and values: each rank has some, or one that others have, too.
         intermediate_size: Neurons of an MLP.
-        experts: How many a layer has; None: it has none.
+        experts: Experts of a layer; None: it has none.
         shared_width: Neurons of the shared experts together, where they are divided; None: there are none.
     """
     if heads % ranks:

@@ -32,7 +32,7 @@ def load_weights(
     """Load and fuse a checkpoint's weights, or a rank's share of them.
 
     Args:
-        dtype: Of the weights; norms are float32.
+        dtype: Dtype of all weights but norms, which are float32.
         fp8: Keep the layers' projections in fp8; of a checkpoint that stores some so, those alone.
 
     Raises:

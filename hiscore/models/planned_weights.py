@@ -19,7 +19,7 @@ def planned_bytes(load: Callable[[torch.device], Any]) -> int:
         load: Loads them onto a device; returns a nest of dataclasses and tuples with tensors.
 
     Raises:
-        UnsupportedCheckpoint: As the loader, but for what only the values of weights show.
+        UnsupportedCheckpoint: The loader refuses it, unless only the values of weights show why.
     """
     return sum(_storages(load(torch.device("meta"))).values())
 

@@ -44,8 +44,8 @@ class CheckpointReader:
         """Read a tensor, or a part of it.
 
         Args:
-            shape: What it must have as a whole.
-            dtype: Of the result; None: the reader's.
+            shape: Shape that the whole tensor must have.
+            dtype: Dtype of the result; None: the reader's.
 
         Raises:
             UnsupportedCheckpoint: There is no such tensor, or it has another shape.

@@ -21,7 +21,7 @@ class Instance:
     Attributes:
         device: Its own GPU, or the CPU.
         number: Among those on the same device.
-        of: How many these are: one on a GPU, CPU_INSTANCES on the CPU.
+        of: Instances on that device: one on a GPU, CPU_INSTANCES on the CPU.
     """
 
     device: str = "cpu"
@@ -38,7 +38,6 @@ class ServerResources:
     """The ledger of memory, the counter of progress and the weights; by default those of a model that is alone.
 
     Attributes:
-        ledger: Where the models claim memory.
         progress: Called after each layer that is computed on the CPU.
         weights: Loads those that several models use once.
     """
@@ -75,7 +74,6 @@ class ServerResources:
         Args:
             directory: The server's own.
             server: Its process id; None: this process is a child of it.
-            instance: Which of the model's instances it is.
         """
         server = os.getppid() if server is None else server
         both = all((directory / "models" / name).is_dir() for name in SHARERS)

@@ -46,7 +46,6 @@ class Cuts:
     """A rank's parts of a checkpoint's tensors. Without a cut in a field: all of it.
 
     Attributes:
-        experts: Those that the rank holds.
         qkv: Outputs of the projections to q, k and v, one behind another.
         output: Inputs of attention's output.
         q_norm, k_norm: Numbers of a norm over all heads, or heads with norms of their own.

@@ -38,7 +38,7 @@ def text_tensor(name: str) -> str | None:
     """Name of such a checkpoint's tensor in a model of texts; None: it belongs to images alone.
 
     Args:
-        name: As any version of transformers has written it.
+        name: Name that any version of transformers has written.
     """
     if OF_IMAGES.match(name):
         return None

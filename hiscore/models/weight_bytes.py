@@ -32,7 +32,7 @@ def weight_bytes(
     """Bytes of all weights, those that are quantised in the file dequantised.
 
     Args:
-        share_of: How much of a tensor is loaded, by its name.
+        share_of: Share of a tensor that is loaded, by its name.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     quantised = config.get("quantization_config") or (config.get("text_config") or {}).get(

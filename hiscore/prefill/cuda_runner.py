@@ -135,10 +135,9 @@ class CudaRunner(Runner):
         """Launch a forward, a slice at each step; returns the final states of the rows that are read.
 
         Args:
-            forward: What FlashInfer plans, if that attends.
-            parts: What is copied: its buffer, slots of contexts and of windows, and the rows to read if they are
-                many.
-            behind: How many of the buffer's last numbers are the rows to read; 0: they are in `parts`, if any.
+            forward: Planned by FlashInfer, if that attends.
+            parts: Arrays to copy: its buffer, slots of contexts and of windows; the rows to read if they are many.
+            behind: Number of rows to read at the buffer's end; 0: they are in `parts`, if any.
         """
         buffer, slots, windows, many = parts
         inputs = self._inputs_of(layout)

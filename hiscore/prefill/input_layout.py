@@ -42,8 +42,7 @@ class InputLayout:
         """Lay out a forward.
 
         Args:
-            forward: Of at most `rows` rows.
-            rows_per_tile: Of attention's tiles.
+            rows_per_tile: Rows of attention's tiles.
             scored: int32 [n], at most `MAX_TAIL_ROWS`: the rows to read, to be laid behind the rest; empty: there
                 are none, or more.
 
@@ -100,8 +99,8 @@ class StaticInputs:
 
         Args:
             largest: The layout of the largest forward.
-            first_row: Of the outputs.
-            rows_per_tile: Of attention's tiles.
+            first_row: First row in the outputs of graphs.
+            rows_per_tile: Rows of attention's tiles.
             windowed: True if some layers keep a window only.
         """
         self.buffer = torch.zeros(largest.size, dtype=torch.int32, device=device)

@@ -89,7 +89,7 @@ def attend(
         new: Queries and cache rows of the forward's rows.
         seen: The sequences' tokens.
         sequences: In their order.
-        scale: What q k^T is multiplied by.
+        scale: Factor of q k^T.
         out: [T, heads, value_dim], of all heads; written for these.
     """
     wide, begin = at_least_float32(out.dtype), 0

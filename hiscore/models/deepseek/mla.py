@@ -68,8 +68,8 @@ def attend_latents(q: Tensor, rows: Tensor, hidden: Tensor, scale: float, latent
         q: [T, heads, row_dim].
         rows: [N, row_dim] if the queries share them, else [T, N, row_dim].
         hidden: bool [T, N]: the rows that a query does not see. It must see at least one.
-        scale: What q rows^T is multiplied by.
-        latent_rank: How many of a row's numbers are the latent.
+        scale: Factor of q rows^T.
+        latent_rank: Leading numbers of a row that are the latent.
 
     Returns:
         [T, heads, latent_rank].

@@ -29,7 +29,7 @@ class Pass:
     """Rows that are scored and selected for at once.
 
     Attributes:
-        rows: Which of the rows that select these are.
+        rows: Range among the rows that select.
         width: Tokens that the longest of them sees.
         tiles: int64 [tiles, 5], see `kernels.indexer_prefill.score_tiles`.
     """
@@ -64,7 +64,7 @@ def plan_prefill(sequences: list[NewRows], top_k: int, max_scores: int) -> Prefi
     Args:
         sequences: Its rows, in order.
         top_k: Tokens that a row selects; one that sees no more attends to all of them.
-        max_scores: Of a pass; a tile that has more is a pass of its own.
+        max_scores: Scores of a pass; a tile that has more is a pass of its own.
     """
     begins: list[int] = []
     counts: list[int] = []
@@ -104,7 +104,7 @@ def plan_full(sequences: list[NewRows], begins: list[int], rows: int) -> Int32:
 
     Args:
         sequences: Their rows, in order.
-        begins: Where each one's rows begin in the forward.
+        begins: First row of each sequence in the forward.
         rows: Rows of a tile at most.
 
     Returns:

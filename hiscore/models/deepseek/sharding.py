@@ -39,7 +39,6 @@ class DsaCuts:
     """A rank's parts of tensors. Without a cut in a field: all of it.
 
     Attributes:
-        experts: Those that the rank holds.
         q_up: Outputs of the query's second projection.
         kv_up: Outputs of the projection from latents.
         output: Inputs of attention's output.

@@ -91,7 +91,7 @@ class Encoder:
         """Load a checkpoint.
 
         Args:
-            dtype: Of weights and activations; norms and the residual stream are float32.
+            dtype: Dtype of weights and activations; norms and the residual stream are float32.
             max_context: Tokens of a pair at most; None: see `context_limit`.
 
         Raises:

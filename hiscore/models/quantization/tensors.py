@@ -72,7 +72,7 @@ class CheckpointTensors:
         Of a quantised weight all is read and dequantised before it is cut, unless what is stored can be cut alike.
 
         Args:
-            shape: What the whole tensor must have; None: any.
+            shape: Shape that the whole tensor must have; None: any.
 
         Raises:
             UnsupportedCheckpoint: Its parts are not what the config announces.
