@@ -18,21 +18,11 @@ import triton.language as tl
 
 @triton.jit
 def attention_tiles(
-    described,
-    segment_starts,
-    tiles,
-    scored_tiles,
-    columns,
-    HEADER: tl.constexpr,
-    GROUP_FIELDS: tl.constexpr,
-    TILE_FIELDS: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    PADDED_ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NO_KEY: tl.constexpr,
-    FIRST_STEP: tl.constexpr,
+    described, segment_starts, tiles, scored_tiles, columns,
+    HEADER: tl.constexpr, GROUP_FIELDS: tl.constexpr, TILE_FIELDS: tl.constexpr, TILE_ROWS: tl.constexpr,
+    PADDED_ROWS: tl.constexpr, BLOCK: tl.constexpr, NO_KEY: tl.constexpr, FIRST_STEP: tl.constexpr,
     SCORED_BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Cut the groups of a forward into tiles. Grid: any.
 
     Args:

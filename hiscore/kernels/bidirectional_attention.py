@@ -14,29 +14,12 @@ import triton.language as tl
 
 @triton.jit
 def bidirectional_attention(
-    qkv,
-    out,
-    segment_starts,
-    segment_ends,
-    tiles,
-    tile_count,
-    content_to_position,
-    position_to_content,
-    relative_rows,
-    farthest,
-    rows,
-    scale,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    REACH: tl.constexpr,
-    C2P: tl.constexpr,
-    P2C: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
+    qkv, out, segment_starts, segment_ends, tiles, tile_count, content_to_position, position_to_content,
+    relative_rows, farthest, rows, scale,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, REACH: tl.constexpr,
+    C2P: tl.constexpr, P2C: tl.constexpr, POSITIONS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Attend for all tiles. Grid: any.
 
     Args:

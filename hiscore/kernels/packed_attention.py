@@ -14,31 +14,12 @@ import triton.language as tl
 
 @triton.jit
 def packed_attention(
-    qkv,
-    pool,
-    out,
-    positions,
-    segment_starts,
-    tiles,
-    columns,
-    tile_count,
-    context_slots,
-    sinks,
-    scale,
-    soft_cap,
-    pool_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SINKS: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    TILE_FIELDS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    qkv, pool, out, positions, segment_starts, tiles, columns, tile_count, context_slots, sinks, scale,
+    soft_cap, pool_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    TILE_FIELDS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Attend for all tiles. Grid: any.
 
     Args:

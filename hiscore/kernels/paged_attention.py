@@ -19,15 +19,9 @@ EVERY_SPLIT, PRESENT_SPLITS, PENDING_SPLITS = tl.constexpr(0), tl.constexpr(1), 
 
 @triton.jit
 def _prefetch_to_l2(
-    rows,
-    pages,
-    begin,
-    end,
-    ROW: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PAGE: tl.constexpr,
-):
+    rows, pages, begin, end,
+    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
     """Prefetch rows [HEAD_DIM] of tokens [begin, begin + SPLIT) below end into the L2 cache, without waiting."""
     LINE: tl.constexpr = 128 // (rows.dtype.element_ty.primitive_bitwidth // 8)
     token = begin + tl.arange(0, SPLIT)

@@ -8,30 +8,11 @@ from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
 
 @triton.jit
 def rope_and_cache(
-    qkv,
-    positions,
-    cos,
-    sin,
-    query_scales,
-    q_norm,
-    k_norm,
-    pool,
-    slot_mapping,
-    pool_stride,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROTATED: tl.constexpr,
-    QUERY_SCALED: tl.constexpr,
-    NORMED: tl.constexpr,
-    NORM_BY_HEAD: tl.constexpr,
-    NORM_WIDE: tl.constexpr,
-    CENTRED: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    CHAINED: tl.constexpr,
-):
+    qkv, positions, cos, sin, query_scales, q_norm, k_norm, pool, slot_mapping, pool_stride, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr,
+    QUERY_SCALED: tl.constexpr, NORMED: tl.constexpr, NORM_BY_HEAD: tl.constexpr, NORM_WIDE: tl.constexpr,
+    CENTRED: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
     """Normalise (NORMED) and rotate (ROTATED) the heads of q and k in place; write k and v to pool.
 
     Grid: (T, blocks of heads), under NORM_WIDE one block.

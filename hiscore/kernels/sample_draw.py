@@ -24,16 +24,9 @@ _COUNTERS = tl.constexpr(4)
 
 @triton.jit
 def _last_place(
-    row_logits,
-    largest,
-    scale,
-    least,
-    goal,
-    vocabulary,
-    splits,
-    BY_COUNT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    row_logits, largest, scale, least, goal, vocabulary, splits,
+    BY_COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The greatest place from which on tokens reach a goal, by number or by weight: two bits at a time."""
     low = tl.zeros([], tl.int64)
     step = low + BEYOND_PLACES // 2
