@@ -227,12 +227,14 @@ def _ranker(settings: ApiProcessSettings, models: Models) -> Ranker:
     if not (checkpoint / "tokenizer.json").is_file():
         log.warning("the checkpoint has no tokenizer.json: the API scores token ids alone")
         return make_ranker(models, limits, None)
-    template, labels = settings.prompt_template, settings.prompt_labels
+    template = settings.prompt_template
     if config.get("model_type") in ENCODER_FAMILIES:
-        if template or labels:
-            raise ValueError("PROMPT_TEMPLATE and PROMPT_LABELS must not be set: an encoder reads no prompt")
+        if template:
+            raise ValueError("PROMPT_TEMPLATE must not be set: an encoder reads no prompt")
         return make_ranker(models, limits, PairPrompts(checkpoint))
-    prompts = make_prompts(checkpoint, template, labels, is_classifier(config.get("architectures")))
+    prompts = make_prompts(
+        checkpoint, template, settings.prompt_labels, is_classifier(config.get("architectures"))
+    )
     log.info("rerank requests become prompts by the template %s", prompts.name)
     return make_ranker(models, limits, prompts)
 

@@ -1,5 +1,7 @@
 """Rerank requests to token ids: a query and a document in a template, the documents' common beginning shared."""
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,7 +59,7 @@ class RerankPrompts:
 
     Args:
         template: The name of a family, the path of a Jinja file, or empty: chosen by the checkpoint.
-        labels: Two texts separated by a comma, or empty: the family's.
+        labels: Two texts; empty: those that the file names, or else the family's.
         is_classifier: The model has its own labels.
 
     Raises:
@@ -66,7 +68,7 @@ class RerankPrompts:
     """
 
     def __init__(
-        self, checkpoint: Path, template: str = "", labels: str = "", is_classifier: bool = False
+        self, checkpoint: Path, template: str = "", labels: Sequence[str] = (), is_classifier: bool = False
     ) -> None:
         self.family, source = _choose(checkpoint, template)
         self._chat: ChatTemplate | None = read_chat_template(checkpoint) if self.family.in_chat else None
@@ -83,8 +85,8 @@ class RerankPrompts:
         """Name of the template."""
         return self.family.name
 
-    def _find_labels(self, labels: str) -> None:
-        texts = [text for text in (_two(labels) if labels else self.family.labels) if text]
+    def _find_labels(self, labels: Sequence[str]) -> None:
+        texts = [text for text in labels or self.family.labels if text]
         if self.family.in_chat and not self._chat and not labels:
             # Without a chat template, the answer follows a colon.
             texts = [f" {text}" for text in texts]
@@ -141,12 +143,12 @@ class RerankPrompts:
         for label, label_id, longer in zip(labels, self.label_ids, continued, strict=True):
             if longer != [*ids, label_id]:
                 raise ValueError(
-                    f"the label {label!r} does not add one token to the prompt: set PROMPT_LABELS"
+                    f"the label {label!r} does not add one token to the prompt: name others in a PROMPT_TEMPLATE"
                 )
 
 
 def make_prompts(
-    checkpoint: Path, template: str, labels: str, is_classifier: bool
+    checkpoint: Path, template: str, labels: Sequence[str], is_classifier: bool
 ) -> RerankPrompts | ClassifierPairs:
     """The prompts of a checkpoint. See `RerankPrompts` for the arguments, and for what it raises."""
     if is_classifier and not template and family_of(checkpoint) is DEFAULT:
@@ -161,12 +163,20 @@ def _choose(checkpoint: Path, template: str) -> tuple[RerankFamily, str]:
         raise ValueError(f"PROMPT_TEMPLATE '{template}' is neither a file nor one of {', '.join(FAMILIES)}")
     if path != family.file:
         # A deployment's own file is the whole prompt.
-        family = RerankFamily(str(path), family.labels, family.instruction)
+        family = RerankFamily(str(path), _named_labels(path) or family.labels, family.instruction)
     return family, path.read_text()
 
 
-def _two(labels: str) -> tuple[str, str]:
-    parts = labels.split(",")
-    if len(parts) != 2:
-        raise ValueError(f"PROMPT_LABELS must be two texts separated by a comma, not {labels!r}")
-    return parts[0], parts[1]
+def _named_labels(template: Path) -> tuple[str, str] | None:
+    """Read what a file names as its labels in a comment at its beginning: ``{# labels: ["true", "false"] #}``."""
+    named = re.match(r"\{#-?\s*labels:(.*?)-?#\}", template.read_text(), re.DOTALL)
+    if named is None:
+        return None
+    try:
+        labels = json.loads(named[1])
+    except ValueError:
+        labels = None
+    match labels:
+        case [str(yes), str(no)]:
+            return yes, no
+    raise ValueError(f"the labels of PROMPT_TEMPLATE '{template}' must be a JSON list of two texts")

@@ -1,5 +1,6 @@
 """What the HTTP API reads: `ApiSettings` by the launcher, `ApiProcessSettings` in its own process."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -41,11 +42,6 @@ class ApiSettings(Settings):
         default="",
         description="how rerank requests become prompts: the name of a built-in template "
         "([templates](api/rerank.md#templates)) or the path of a Jinja file. auto: chosen by the checkpoint",
-    )
-    prompt_labels: Annotated[str, AUTO_TEXT] = Field(
-        default="",
-        description="the two texts, separated by a comma, whose tokens mean relevant and not relevant. auto: "
-        "the template's own",
     )
     calibration: Annotated[Path | None, OFF] = Field(
         default=None,
@@ -95,6 +91,8 @@ class ApiProcessSettings(ApiBounds, LogSettings, BaseSettings):
     served_models: str
     """The models that are there, separated by commas."""
     max_context: int | None = None
+    prompt_labels: Sequence[str] = ()
+    """Two texts in place of the template's labels: tokenizers of tests have no token for yes and no."""
     max_call_tokens: PositiveInt = Limits().max_call_tokens
     max_labels: PositiveInt = Limits().max_labels
     drain_timeout_s: NonNegativeInt = 30

@@ -60,9 +60,9 @@ def score_call(rng: np.random.Generator, query: int, items: int, tokens: int, vo
 
 
 def rerank_call(
-    rng: np.random.Generator, documents: int, words: int, checkpoint: Path, labels: str = ""
+    rng: np.random.Generator, documents: int, words: int, checkpoint: Path, labels: Sequence[str] = ()
 ) -> Call:
-    """Documents by text; labels: the API's PROMPT_LABELS."""
+    """Documents by text; labels: in place of the template's."""
     query, texts = _words(rng, 8), [_words(rng, words) for _ in range(documents)]
     maker = RerankPrompts(checkpoint, labels=labels)
     prompts = maker.ids([query] * documents, texts)

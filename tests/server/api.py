@@ -1,9 +1,10 @@
 """The HTTP API in front of a server that tests share, called without any client of ours."""
 
 import json
+import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +33,16 @@ class Reply:
 
 
 @contextmanager
-def api_of(server: Server, log: Path, max_body: int | None = None, **settings: Any) -> Iterator[Api]:
-    """The API of a running server, on a free port; max_body: of its bodies, in bytes."""
+def api_of(
+    server: Server, log: Path, max_body: int | None = None, labels: Sequence[str] = (), **settings: Any
+) -> Iterator[Api]:
+    """The API of a running server, on a free port.
+
+    max_body: bytes of its bodies; labels: in place of the template's.
+    """
     chosen = ServeSettings(**{"model": str(server.checkpoint), "api_port": 0, **settings})
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, HISCORE_PROMPT_LABELS=json.dumps(labels)))
         if max_body:
             stack.enter_context(mock.patch.object(api_module, "body_bytes", return_value=max_body))
         yield stack.enter_context(Api(chosen, server.checkpoint, server.grpc_url, server.models, log))

@@ -31,7 +31,12 @@ LABELS = [5, 6]
 @contextmanager
 def api_alone(backend: str, checkpoint: Path, log: Path, **settings: str) -> Iterator[tuple[Any, str]]:
     """The launcher's process and the API's URL."""
-    given = {"MODEL": str(checkpoint), "API_BACKEND": backend, "API_PORT": "0", "PROMPT_LABELS": "a,b"}
+    given = {
+        "MODEL": str(checkpoint),
+        "API_BACKEND": backend,
+        "API_PORT": "0",
+        "HISCORE_PROMPT_LABELS": '["a", "b"]',
+    }
     with log.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "hiscore.launcher"],

@@ -392,7 +392,7 @@ def connect(api: Api) -> socket.socket:
 def test_a_reader_that_does_not_read_holds_up_nobody(lm: Server, tmp_path: Path) -> None:
     # Log-probabilities make events large, so that what nobody reads soon fills the connection.
     body = {**LONG, "max_tokens": 1_000, "logprobs": 20, "stream": True}
-    with api_of(lm, tmp_path / "log", prompt_labels="a,b") as api, connect(api) as connection:
+    with api_of(lm, tmp_path / "log", labels=("a", "b")) as api, connect(api) as connection:
         before = psutil.Process(api.pid).memory_info().rss
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         connection.sendall(post(TEXT, json.dumps(body).encode(), "Content-Type: application/json"))

@@ -21,7 +21,7 @@ CANARY = {"query": [1, 2, 3], "items": [[4], [5, 6]], "label_token_ids": [7, 8]}
 def api(lm: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     # The small model has no token for Yes.
     log = tmp_path_factory.mktemp("api") / "api.log"
-    with api_of(lm, log, prompt_labels="a,b", prompt_template=str(template(log.parent))) as running:
+    with api_of(lm, log, labels=("a", "b"), prompt_template=str(template(log.parent))) as running:
         yield running
 
 

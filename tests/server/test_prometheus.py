@@ -67,7 +67,7 @@ def launcher_metrics(whole: Server) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def api(whole: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """The HTTP API in front of this server."""
-    with api_of(whole, tmp_path_factory.mktemp("api") / "log", prompt_labels="a,b") as running:
+    with api_of(whole, tmp_path_factory.mktemp("api") / "log", labels=("a", "b")) as running:
         yield running
 
 

@@ -81,7 +81,7 @@ def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
             )
             with urllib.request.urlopen(request) as response:
                 assert len(json.load(response)["scores"]) == len(ITEMS) * len(LABELS)
-            with api_of(server, log.with_name("api.log"), prompt_labels="a,b") as api:
+            with api_of(server, log.with_name("api.log"), labels=("a", "b")) as api:
                 traced = {"traceparent": f"00-{API_TRACE}-{PARENT}-01", "x_request_id": "by-api"}
                 assert call(api, "/v1/score", body, **traced).status == 200
                 assert call(api, "/v1/score", body, x_request_id="by-api-untraced").status == 200

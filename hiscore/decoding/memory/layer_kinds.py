@@ -52,7 +52,8 @@ def caches_prefixes(settings: CacheSettings, model: ModelShape) -> tuple[bool, s
 
     Layers that keep a window only have nothing left of a prompt's beginning.
     """
-    setting = f"PREFIX_CACHE is {str(settings.prefix_cache).lower()}"
+    said = {True: "on", False: "off", "auto": "auto"}[settings.prefix_cache]
+    setting = f"PREFIX_CACHE is {said}"
     windowed = len(windowed_layers(model))
     if windowed and settings.prefix_cache is not False:
         return False, f"{setting}, but {windowed} of {len(model.windows)} layers keep a window only"

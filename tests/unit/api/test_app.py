@@ -1,6 +1,7 @@
 """The application: which routes there are, and what is served beside them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -91,11 +92,9 @@ def test_a_checkpoint_without_a_tokenizer_takes_token_ids(
     assert "no tokenizer" in reply.text
 
 
-@pytest.mark.parametrize(
-    "settings", [{"prompt_template": "nowhere.jinja"}, {"prompt_labels": "one"}, {"prompt_labels": "a,a"}]
-)
+@pytest.mark.parametrize("settings", [{"prompt_template": "nowhere.jinja"}, {"prompt_labels": ("a", "a")}])
 def test_a_template_that_cannot_be_used_is_refused_at_the_start(
-    make_client: MakeClient, settings: dict[str, str]
+    make_client: MakeClient, settings: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match=r"PROMPT_TEMPLATE|PROMPT_LABELS|same token"):
+    with pytest.raises(ValueError, match=r"PROMPT_TEMPLATE|same token"):
         make_client(**settings)

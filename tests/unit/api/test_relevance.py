@@ -48,7 +48,7 @@ def rank(
 
 @pytest.fixture(scope="module")
 def prompts(checkpoint: Path) -> RerankPrompts:
-    return RerankPrompts(checkpoint, labels="a,b")
+    return RerankPrompts(checkpoint, labels=("a", "b"))
 
 
 def test_a_score_is_that_of_the_first_label(prompts: RerankPrompts) -> None:
@@ -114,7 +114,7 @@ def test_each_document_may_have_its_own_query(prompts: RerankPrompts) -> None:
     "cut", [Truncation(), Truncation(query=5), Truncation(prompt=200), Truncation(document=5)]
 )
 def test_what_can_fit_no_prompt_is_refused_before_it_is_encoded(checkpoint: Path, cut: Truncation) -> None:
-    prompts = RerankPrompts(checkpoint, labels="a,b")
+    prompts = RerankPrompts(checkpoint, labels=("a", "b"))
     assert prompts.tokenizer.bytes_per_token is not None
     most = LIMITS.context * prompts.tokenizer.bytes_per_token
     encoded: list[int] = []
@@ -140,7 +140,7 @@ def test_what_can_fit_no_prompt_is_refused_before_it_is_encoded(checkpoint: Path
 
 
 def test_more_than_may_be_encoded_is_refused_before_it_is_rendered(checkpoint: Path) -> None:
-    prompts = RerankPrompts(checkpoint, labels="a,b")
+    prompts = RerankPrompts(checkpoint, labels=("a", "b"))
     # A query stands in the prompt of every document, and a template around documents without text.
     for query, count in (("a" * 10_000, MAX_CHARACTERS // 10_000), ("", MAX_CHARACTERS // 10)):
         with pytest.raises(ApiError, match=f"at most {MAX_CHARACTERS} in one call"):

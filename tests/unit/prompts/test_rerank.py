@@ -163,16 +163,29 @@ def test_what_cannot_work_is_said_at_the_start(qwen: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match="neither a file nor one of"):
         RerankPrompts(qwen, "nothing")
     with pytest.raises(ValueError, match="must be exactly one"):
-        RerankPrompts(qwen, labels="relevant indeed,no")
-    with pytest.raises(ValueError, match="two texts"):
-        RerankPrompts(qwen, labels="yes")
+        RerankPrompts(qwen, labels=("relevant indeed", "no"))
     with pytest.raises(ValueError, match="the same token"):
-        RerankPrompts(qwen, labels="yes,yes")
+        RerankPrompts(qwen, labels=("yes", "yes"))
     own = tmp_path / "own.jinja"
     own.write_text("{{ query }} {{ document }} an")
     with pytest.raises(ValueError, match="does not add one token"):
         # "apple" is a token alone, "an" + "s" merges.
-        RerankPrompts(qwen, str(own), "s,d")
+        RerankPrompts(qwen, str(own), ("s", "d"))
+
+
+def test_a_file_may_name_its_labels(qwen: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text('{# labels: ["a", "b"] #}{{ query }} {{ document }}\n')
+    prompts, tokenizer = RerankPrompts(qwen, str(own)), AutoTokenizer.from_pretrained(qwen)
+    assert prompts.label_ids == tokenizer.convert_tokens_to_ids(["a", "b"])
+    assert prompts.text("a", "b").startswith("a b")
+    # The controls: anywhere else it is a comment, and what cannot be read is refused.
+    own.write_text('{{ query }} {{ document }}{# labels: ["a", "b"] #}\n')
+    assert RerankPrompts(qwen, str(own)).label_ids == RerankPrompts(qwen).label_ids
+    for wrong in ("yes,no", '["yes"]', "[1, 2]"):
+        own.write_text(f"{{# labels: {wrong} #}}{{{{ query }}}} {{{{ document }}}}")
+        with pytest.raises(ValueError, match="must be a JSON list of two texts"):
+            RerankPrompts(qwen, str(own))
 
 
 TEXTS = [
@@ -246,10 +259,10 @@ def test_share_leaves_something_of_each() -> None:
 
 
 def test_a_classifier_takes_pairs_unless_it_has_a_template(qwen: Path, tmp_path: Path) -> None:
-    assert isinstance(make_prompts(qwen, "", "", True), RerankPrompts)
+    assert isinstance(make_prompts(qwen, "", (), True), RerankPrompts)
     plain = tmp_path / "classifier"
     shutil.copytree(qwen, plain)
-    pairs = make_prompts(plain, "", "", True)
+    pairs = make_prompts(plain, "", (), True)
     assert isinstance(pairs, ClassifierPairs)
     expected = AutoTokenizer.from_pretrained(plain)("q", "d")["input_ids"]
     assert pairs.ids(["q"], ["d"]) == share([expected])

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow  # whole models
     ("family", "given", "found", "says"),
     [
         ("llama", "auto", 128, "is on: PREFIX_CACHE is auto"),
-        ("llama", False, 0, "is off: PREFIX_CACHE is false"),
+        ("llama", False, 0, "is off: PREFIX_CACHE is off"),
         ("gemma3", "auto", 0, "is off: PREFIX_CACHE is auto, but "),
-        ("gemma3", True, 0, "is off: PREFIX_CACHE is true, but "),
+        ("gemma3", True, 0, "is off: PREFIX_CACHE is on, but "),
     ],
 )
 @pytest.mark.parametrize("selector", ["auto", "dense"])
