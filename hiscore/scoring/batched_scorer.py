@@ -33,7 +33,7 @@ class BatchedScorer:
         return len(job.prompt.tokens) + job.prompt.empty_items
 
     def plan(self) -> ScoringPlan:
-        return self._scorer.plan()
+        return self._scorer.packing.plan()
 
     def launch(self, jobs: list[ScoreRequest]) -> Iterator[LaunchedSlice | LaunchedBatch]:
         return (

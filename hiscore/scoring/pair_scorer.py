@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hiscore.device import free_bytes, memory_of
 from hiscore.layers.lm_head import LMHead
-from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import MemoryLine, MemoryPlan
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.encoder import Encoder, read_encoder_architecture
@@ -17,7 +17,9 @@ from hiscore.models.support import CheckpointFacts, has_tokenizer
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.rank import Leader
 from hiscore.prefill.encoder_runner import make_encoder_runner
+from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.computation import Computation
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.memory import CPU_ATTENTION_BYTES, CUDA_BYTES, PROCESS_BYTES
 from hiscore.scoring.packing import Batch
 from hiscore.scoring.pairs import PairRules, as_pairs, pack_pairs
@@ -30,78 +32,84 @@ from hiscore.tokenization.tokenizer import load_tokenizer
 log = logging.getLogger(__name__)
 
 
-class PairScorer(Scorer):
-    """One encoder on one device."""
+@dataclass(frozen=True)
+class PairPacking:
+    """Packs an encoder's prompts: every item with the query, so nothing is cached.
 
-    def __init__(
-        self,
-        checkpoint: Path,
-        device: str = "auto",
-        dtype: str = "auto",
-        max_batch_tokens: int = 16_384,
-        max_context: int | None = None,
-        resources: ServerResources | None = None,
-    ) -> None:
-        """Plan the memory, load a checkpoint and, on CUDA, capture graphs.
+    Attributes:
+        budget: Tokens per forward; a longer pair has a forward of its own.
+    """
 
-        Args:
-            checkpoint: Its directory.
-            device: As for `torch.device`; "auto": a GPU if there is one.
-            dtype: float32 or bfloat16; "auto": bfloat16 on a GPU, else float32.
-            max_batch_tokens: Tokens of one forward; a longer pair has a forward of its own.
-            max_context: Tokens of a pair at most; None: see `context_limit`.
-            resources: What the model shares with its server; None: there is no server.
-
-        Raises:
-            UnsupportedCheckpoint: The encoder cannot compute the checkpoint.
-            MemoryExceeded: The device has no room for it.
-            ValueError: dtype is fp8, or `max_context` exceeds the checkpoint's context.
-        """
-        if dtype == "fp8":
-            raise ValueError(f"DTYPE is {dtype}: encoders are served in float32 and bfloat16")
-        self.device = use_device(device)
-        precision = pick_dtype(dtype, self.device)
-        warn_if_slow(precision, self.device)
-        self.dtype = DTYPES[precision]
-        a, _ = read_encoder_architecture(checkpoint, max_context)
-        max_rows = max(max_batch_tokens, a.context_length)
-        resources = resources or ServerResources()
-        self._claim_pairs(checkpoint, a, max_rows, resources.ledger)
-        encoder = Encoder(checkpoint, self.device, self.dtype, max_context)
-        encoder.after_layer = resources.progress
-        self.facts = CheckpointFacts(
-            a.vocab_size, a.context_length, is_classifier=True, is_encoder=True, token_types=a.token_types
-        )
-        head = LMHead(encoder.weights.head.weight, None, encoder.weights.head.bias)
-        self._budget = max_batch_tokens
-        self._longrope = None
-        self._prefix_cache = PrefixCache(0, 0, caching=False)
-        self._rules = PairRules(
-            token_types=_token_types(checkpoint) if a.token_types > 1 else (0, 0),
-            first_position=a.first_position,
-            uncounted_id=a.uncounted_id,
-            reads_all=a.pooling == "mean",
-        )
-        runner = make_encoder_runner(encoder, max_rows)
-        self.compute_with(Computation(runner, head, is_classifier=True, device=self.device))
-        log.info(
-            "%s encoder on %s in %s by %s; pairs of at most %d tokens, forwards of at most %d",
-            a.family, self.device, precision, type(self.runner).__name__, a.context_length, max_rows,
-        )  # fmt: skip
+    budget: int
+    rules: PairRules
+    cache: PrefixCache = field(default_factory=lambda: PrefixCache(0, 0, caching=False))
 
     def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
-        """What is computed for a validated prompt: pairs that hold the query each."""
         return as_pairs(prompt)
 
-    def _pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch:
-        return pack_pairs(prompts, self._budget, self._rules)
+    def plan(self) -> ScoringPlan:
+        return ScoringPlan(self.cache, self.budget)
 
-    def _claim_pairs(self, checkpoint: Path, a: EncoderArchitecture, max_rows: int, ledger: Ledger) -> None:
-        """Claim the memory for everything, before any of it is allocated."""
-        place, number_bytes = memory_of(self.device), self.dtype.itemsize
-        ledger.free(place, lambda: free_bytes(self.device))
-        weights = weight_bytes(checkpoint, number_bytes)
-        ledger.claim(f"scorer on {self.device}", plan_pairs(place, a, number_bytes, weights, max_rows))
+    def pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch:
+        return pack_pairs(prompts, self.budget, self.rules)
+
+
+def load_encoder_scorer(
+    checkpoint: Path,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_batch_tokens: int = 16_384,
+    max_context: int | None = None,
+    resources: ServerResources | None = None,
+) -> Scorer:
+    """Plan the memory, load a checkpoint and, on CUDA, capture graphs.
+
+    Args:
+        checkpoint: Its directory.
+        device: A name for `torch.device`; "auto": a GPU if there is one.
+        dtype: float32 or bfloat16; "auto": bfloat16 on a GPU, else float32.
+        max_batch_tokens: Tokens of one forward; a longer pair has a forward of its own.
+        max_context: Tokens of a pair at most; None: see `context_limit`.
+        resources: The memory and progress that the model shares with its server; None: there is no server.
+
+    Raises:
+        UnsupportedCheckpoint: The encoder cannot compute the checkpoint.
+        MemoryExceeded: The device has no room for it.
+        ValueError: dtype is fp8, or `max_context` exceeds the checkpoint's context.
+    """
+    if dtype == "fp8":
+        raise ValueError(f"DTYPE is {dtype}: encoders are served in float32 and bfloat16")
+    on = use_device(device)
+    precision = pick_dtype(dtype, on)
+    warn_if_slow(precision, on)
+    numbers = DTYPES[precision]
+    a, _ = read_encoder_architecture(checkpoint, max_context)
+    max_rows = max(max_batch_tokens, a.context_length)
+    resources = resources or ServerResources()
+    # All memory is claimed before any is allocated.
+    resources.ledger.free(memory_of(on), lambda: free_bytes(on))
+    weights = weight_bytes(checkpoint, numbers.itemsize)
+    plan = plan_pairs(memory_of(on), a, numbers.itemsize, weights, max_rows)
+    resources.ledger.claim(f"scorer on {on}", plan)
+    encoder = Encoder(checkpoint, on, numbers, max_context)
+    encoder.after_layer = resources.progress
+    head = LMHead(encoder.weights.head.weight, None, encoder.weights.head.bias)
+    rules = PairRules(
+        token_types=_token_types(checkpoint) if a.token_types > 1 else (0, 0),
+        first_position=a.first_position,
+        uncounted_id=a.uncounted_id,
+        reads_all=a.pooling == "mean",
+    )
+    runner = make_encoder_runner(encoder, max_rows)
+    log.info(
+        "%s encoder on %s in %s by %s; pairs of at most %d tokens, forwards of at most %d",
+        a.family, on, precision, type(runner).__name__, a.context_length, max_rows,
+    )  # fmt: skip
+    facts = CheckpointFacts(
+        a.vocab_size, a.context_length, is_classifier=True, is_encoder=True, token_types=a.token_types
+    )
+    computation = Computation(runner, head, is_classifier=True, device=on)
+    return Scorer(computation, facts, PairPacking(max_batch_tokens, rules))
 
 
 def plan_pairs(
@@ -148,18 +156,18 @@ def make_scorer(
     resources: ServerResources,
     leader: Leader | None = None,
 ) -> Scorer:
-    """The scorer of a checkpoint's kind. See `Scorer` for the arguments; encoders have no cache of queries.
+    """Load the scorer of a checkpoint's kind; for the arguments see `load_decoder_scorer`.
 
     Raises:
         UnsupportedCheckpoint: An encoder on several ranks.
     """
     if not read_facts(checkpoint).is_encoder:
-        return Scorer(
+        return load_decoder_scorer(
             checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, resources, leader
         )
     if leader is not None and leader.rank.shard.ranks > 1:
         raise UnsupportedCheckpoint("encoders compute on one device: leave TENSOR_PARALLEL unset")
-    return PairScorer(checkpoint, device, dtype, max_batch_tokens, max_context, resources)
+    return load_encoder_scorer(checkpoint, device, dtype, max_batch_tokens, max_context, resources)
 
 
 def _token_types(checkpoint: Path) -> tuple[int, int]:

@@ -21,11 +21,11 @@ from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.layers.fp8 import FP8_CAPABILITY
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.encode import TokenizedRequest, encode_request
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import Scorer
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from perf.quality import agreement, reviews
@@ -74,7 +74,7 @@ class Judge:
     """One checkpoint in one precision on one device."""
 
     def __init__(self, checkpoint: Path, device: str, dtype: str, tokenizer: TextTokenizer) -> None:
-        self.scorer = Scorer(checkpoint, device, dtype, MAX_BATCH_TOKENS, query_cache_bytes=0)
+        self.scorer = load_decoder_scorer(checkpoint, device, dtype, MAX_BATCH_TOKENS, query_cache_bytes=0)
         self._tokenizer = tokenizer
 
     def scores(self, texts: Sequence[Review], prompt: Prompt, calls_at_once: int = CALLS_AT_ONCE) -> Float64:

@@ -1,6 +1,5 @@
 """The scorer without one of its optimisations. All variants give the scorer's own scores."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -12,7 +11,8 @@ from torch import Tensor
 from hiscore.arrays import Int32
 from hiscore.device import Uploads, upload
 from hiscore.layers.lm_head import ROW_SLICE, LMHead
-from hiscore.prefill.interface import Runner
+from hiscore.prefill.interface import ForwardRunner, Runner
+from hiscore.scoring.decoder_scorer import DecoderPacking
 from hiscore.scoring.layout import lay_out, unpack
 from hiscore.scoring.pending_scores import PendingScores
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
@@ -37,11 +37,9 @@ class WholeVocabulary(LMHead):
 
 def with_whole_vocabulary(scorer: Scorer) -> Scorer:
     """The scorer with `WholeVocabulary` as its head."""
-    changed = copy.copy(scorer)
-    head = scorer._computation.head
+    head = scorer.computation.head
     whole = WholeVocabulary(head._weight, head._soft_cap)
-    changed.compute_with(replace(scorer._computation, head=whole))
-    return changed
+    return Scorer(replace(scorer.computation, head=whole), scorer.facts, scorer.packing)
 
 
 def without_graphs(scorer: Scorer) -> Scorer:
@@ -53,10 +51,10 @@ def without_graphs(scorer: Scorer) -> Scorer:
             pass
 
     assert isinstance(scorer.runner, CudaRunner)
-    changed = copy.copy(scorer)
     slots = scorer.runner.pool.shape[1]
-    changed.runner = EagerRunner(scorer.runner._decoder, slots, scorer._budget)
-    return changed
+    return _with_runner(
+        scorer, EagerRunner(scorer.runner._decoder, slots, cast(DecoderPacking, scorer.packing).budget)
+    )
 
 
 def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
@@ -65,11 +63,14 @@ def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
     Raises:
         ValueError: It has a prefix cache.
     """
-    if scorer._prefix_cache.caching:
+    if scorer.packing.cache.caching:
         raise ValueError("the decode step needs the pool for itself: give the scorer no query cache")
-    changed = copy.copy(scorer)
-    changed.runner = StepAfter(cast(Runner, scorer.runner), scorer._computation.head if sampled else None)
-    return changed
+    head = scorer.computation.head if sampled else None
+    return _with_runner(scorer, StepAfter(cast(Runner, scorer.runner), head))
+
+
+def _with_runner(scorer: Scorer, runner: ForwardRunner) -> Scorer:
+    return Scorer(replace(scorer.computation, runner=runner), scorer.facts, scorer.packing)
 
 
 @dataclass(frozen=True)

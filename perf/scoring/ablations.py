@@ -23,8 +23,8 @@ import torch
 
 from hiscore.arrays import Float32
 from hiscore.errors import RequestError
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.pending_scores import Scores
-from hiscore.scoring.scorer import Scorer
 from perf.machine.facts import process_facts
 from perf.machine.gpu_idle import Idle, profiled
 from perf.machine.interleave import ArmResult, interleave
@@ -126,8 +126,10 @@ def main() -> int:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         checkpoints.write(Path(directory), device, None)
-        scorer = Scorer(Path(directory), device, max_batch_tokens=sizes.budget, query_cache_bytes=0)
-        caching = Scorer(
+        scorer = load_decoder_scorer(
+            Path(directory), device, max_batch_tokens=sizes.budget, query_cache_bytes=0
+        )
+        caching = load_decoder_scorer(
             Path(directory), device, max_batch_tokens=sizes.budget, query_cache_bytes=sizes.cache_bytes
         )
     groups = ablation_groups.groups(scorer, caching, sizes)
@@ -144,7 +146,9 @@ def main() -> int:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     for group in chosen:
-        written["groups"][group.name] = measure(group, sizes, TOLERANCES[scorer.dtype], device == "cuda")
+        written["groups"][group.name] = measure(
+            group, sizes, TOLERANCES[scorer.computation.head._weight.dtype], device == "cuda"
+        )
         written["seconds"] = time.perf_counter() - begin
         # Written after each group, so that one that fails does not cost the others their results.
         write_json(options.out / "ablations.json", written)

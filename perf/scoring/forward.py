@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -76,7 +77,7 @@ def main() -> None:
     random_checkpoint.write_config(options.geometry, directory)
     start = time.perf_counter()
     with random_checkpoint.in_memory("cuda"):
-        scorer = Scorer(directory, "cuda", options.dtype, 16_384, query_cache_bytes=0)
+        scorer = load_decoder_scorer(directory, "cuda", options.dtype, 16_384, query_cache_bytes=0)
     results: dict[str, Any] = {
         "machine": process_facts(options.commit),
         "geometry": options.geometry,

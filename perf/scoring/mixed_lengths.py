@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from hiscore.arrays import Float64
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -188,7 +189,9 @@ def main() -> None:
     plan = GPU if device == "cuda" else CPU
     with tempfile.TemporaryDirectory() as directory:
         checkpoints.write(Path(directory), device, None)
-        scorer = Scorer(Path(directory), device, max_batch_tokens=plan.budget, query_cache_bytes=2**26)
+        scorer = load_decoder_scorer(
+            Path(directory), device, max_batch_tokens=plan.budget, query_cache_bytes=2**26
+        )
     results = measure(scorer, plan, options.load, options.seconds, options.rounds)
     for name, arm in results["arms"].items():
         print(name, arm)

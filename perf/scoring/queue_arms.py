@@ -11,7 +11,7 @@ from unittest import mock
 
 from hiscore.arrays import Float64
 from hiscore.device import PinnedArray, Uploads
-from hiscore.scoring import scorer
+from hiscore.scoring import decoder_scorer
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.pending_scores import BatchStats, PendingScores
 from hiscore.scoring.request import ScoreRequest
@@ -24,9 +24,9 @@ from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.request_order import OpenBatch, Request, RequestOrder
 
 PARTS: dict[str, list[tuple[Any, str]]] = {
-    "pack": [(scorer, "pack")],
+    "pack": [(decoder_scorer, "pack")],
     "upload": [(PinnedArray, "copy_to"), (PinnedArray, "to"), (Uploads, "_send")],
-    "launch": [(BatchedScorer, "launch")],
+    "launch": [(Batcher, "_try_launch")],
     "collect": [(PendingScores, "_read")],
 }
 """Functions that do each part. "launch" holds the two before it, which are taken out again."""

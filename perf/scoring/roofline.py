@@ -22,9 +22,9 @@ import torch
 
 from hiscore.checkpoint import resolve
 from hiscore.models.config import Architecture, read_architecture
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.scorer import Scorer
 from perf.loadgen.scorer_calls import Shape
 from perf.machine.facts import process_facts
 from perf.models import checkpoints
@@ -116,7 +116,7 @@ def weight_bytes(of: Architecture, itemsize: int) -> int:
 
 def forwards(checkpoint: Path, device: str) -> Iterator[dict[str, Any]]:
     """Time the scorer, from calls to scores on the host."""
-    scorer = Scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
     of, _ = read_architecture(checkpoint)
     rng, labels = np.random.default_rng(0), np.array([9, 7], np.int32)
 
@@ -133,7 +133,7 @@ def forwards(checkpoint: Path, device: str) -> Iterator[dict[str, Any]]:
             "name": f"{calls} x ({shape})",
             "seconds": seconds(partial(lambda shape, calls: scorer.score(batch(shape, calls)), shape, calls)),
             "flop": flop(of, shape, calls, len(labels)),
-            "weight_bytes": weight_bytes(of, scorer.dtype.itemsize),
+            "weight_bytes": weight_bytes(of, scorer.computation.head._weight.dtype.itemsize),
         }
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from hiscore.arrays import Float32
 from hiscore.device import fix_product_sums
 from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -120,7 +121,7 @@ def moved(model: str, dtype: str) -> dict[str, float]:
     """Measure how far scores move with their batch: largest differences, and the spread of the scores."""
     with TemporaryDirectory() as directory, random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config(model, Path(directory), MOST_ROWS)
-        scorer = Scorer(Path(directory), "cuda", dtype, MOST_ROWS, query_cache_bytes=2**30)
+        scorer = load_decoder_scorer(Path(directory), "cuda", dtype, MOST_ROWS, query_cache_bytes=2**30)
     calls = requests(0, GEOMETRIES[model]["vocab_size"])
     one_by_one = np.concatenate([scores(scorer, [item]) for call in calls for item in alone(call)])
     in_calls = np.concatenate([scores(scorer, [call]) for call in calls])

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from hiscore.parallel.leader import lead
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -62,7 +63,7 @@ def measure(directory: Path, ranks: int, device: str, vocabulary: int) -> tuple[
     names = [f"cuda:{rank}" if device == "cuda" else "cpu" for rank in range(ranks)]
     leader = lead([torch.device(name) for name in names])
     leader.prepare(random_checkpoint.draw_on)
-    scorer = Scorer(directory, names[0], "auto", BUDGET, 0, 4_096, leader=leader)
+    scorer = load_decoder_scorer(directory, names[0], "auto", BUDGET, 0, 4_096, leader=leader)
     try:
         return seconds_of_calls(scorer, vocabulary)
     finally:

@@ -29,13 +29,12 @@ from hiscore.launcher import Server
 from hiscore.launcher import server as server_module
 from hiscore.launcher.command import tritonserver_flags
 from hiscore.models.facts import read_facts
-from hiscore.scoring import packing
-from hiscore.scoring import scorer as scorer_module
+from hiscore.scoring import decoder_scorer, packing
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.encode import TokenizedRequest, encode_request
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import Scorer
 from hiscore.settings import Device, Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
 from hiscore_client import ScoreClient
@@ -107,7 +106,7 @@ Text = tuple[str, list[str]]
 
 def inside(checkpoint: Path, device: Device, calls: Sequence[ScoreRequest]) -> dict[str, float]:
     """Mean milliseconds by stage of what the scorer does with a call alone, timed in this process."""
-    scorer = Scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
     packed: list[float] = []
 
     def timed(*arguments: Any) -> Any:
@@ -117,7 +116,7 @@ def inside(checkpoint: Path, device: Device, calls: Sequence[ScoreRequest]) -> d
         return batch
 
     launched, waited, read = [], [], []
-    with mock.patch.object(scorer_module, "pack", timed):
+    with mock.patch.object(decoder_scorer, "pack", timed):
         for call in calls:
             begin = time.perf_counter()
             pending = scorer.submit([call])

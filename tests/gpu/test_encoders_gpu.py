@@ -10,8 +10,9 @@ import torch
 
 from hiscore.prefill.encoder_cuda_runner import CudaEncoderRunner
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.pair_scorer import PairScorer
+from hiscore.scoring.pair_scorer import load_encoder_scorer
 from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from tests.support.pair_truth import PairTruth
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_encoders import CONTEXT, ENCODERS, VOCABULARY, make
@@ -40,9 +41,11 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     return get
 
 
-def score(scorer: PairScorer, calls: list[Tokens], softmax: bool = False) -> list[np.ndarray]:
+def score(scorer: Scorer, calls: list[Tokens], softmax: bool = False) -> list[np.ndarray]:
     options, labels = ScoreOptions(apply_softmax=softmax), np.empty(0, np.int32)
-    answers, _ = scorer.score([ScoreRequest(scorer.prompt(call.prompt()), labels, options) for call in calls])
+    answers, _ = scorer.score(
+        [ScoreRequest(scorer.packing.prompt(call.prompt()), labels, options) for call in calls]
+    )
     return [answer.scores for answer in answers]
 
 
@@ -56,7 +59,7 @@ def test_float32_equals_transformers(name: str, encoder) -> None:
     """Kernels in full float32: the same bound as on the CPU."""
     checkpoint, truth = encoder(name)
     for budget in (1_024, 64):
-        scorer = PairScorer(checkpoint, "cuda", "float32", budget)
+        scorer = load_encoder_scorer(checkpoint, "cuda", "float32", budget)
         for call, found in zip(random_calls(), score(scorer, random_calls()), strict=True):
             if call.items:
                 expected = truth.scores_of_ids(call.query, call.items)
@@ -66,7 +69,7 @@ def test_float32_equals_transformers(name: str, encoder) -> None:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_bfloat16_equals_itself_one_pair_at_a_time_and_a_graph_equals_eager(name: str, encoder) -> None:
     checkpoint, truth = encoder(name)
-    scorer = PairScorer(checkpoint, "cuda", "bfloat16", 1_024)
+    scorer = load_encoder_scorer(checkpoint, "cuda", "bfloat16", 1_024)
     calls = random_calls()
     together = score(scorer, calls, softmax=True)
     for call, found in zip(calls, together, strict=True):
@@ -86,7 +89,7 @@ def test_bfloat16_equals_itself_one_pair_at_a_time_and_a_graph_equals_eager(name
 @pytest.mark.parametrize("name", ["bert", "modernbert-mean", "deberta-v2"])
 def test_padding_rows_reach_nothing(name: str, encoder) -> None:
     """Garbage of an earlier, larger batch is where the padding is; the scores are not affected."""
-    scorer = PairScorer(encoder(name)[0], "cuda", "bfloat16", 1_024)
+    scorer = load_encoder_scorer(encoder(name)[0], "cuda", "bfloat16", 1_024)
     call = random_tokens(np.random.default_rng(1), 13, [5, 9], VOCABULARY)
     first = score(scorer, [call])[0]
     scorer.runner._x.fill_(float("nan"))
@@ -96,9 +99,11 @@ def test_padding_rows_reach_nothing(name: str, encoder) -> None:
 
 
 def test_a_batch_is_launched_without_a_wait(encoder) -> None:
-    scorer = PairScorer(encoder("modernbert-mean")[0], "cuda", "bfloat16", 1_024)
+    scorer = load_encoder_scorer(encoder("modernbert-mean")[0], "cuda", "bfloat16", 1_024)
     options, labels = ScoreOptions(), np.empty(0, np.int32)
-    requests = [ScoreRequest(scorer.prompt(call.prompt()), labels, options) for call in random_calls()]
+    requests = [
+        ScoreRequest(scorer.packing.prompt(call.prompt()), labels, options) for call in random_calls()
+    ]
     scorer.submit(requests).result()
     torch.cuda.set_sync_debug_mode("error")
     try:

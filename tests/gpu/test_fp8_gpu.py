@@ -15,6 +15,7 @@ import torch
 from hiscore.layers.fp8 import FP8_CAPABILITY, Fp8Linear, quantise
 from hiscore.layers.weights import Linear
 from hiscore.prefill.cuda_runner import CudaRunner
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -81,7 +82,7 @@ def test_models_of_one_layer_equal_the_emulated_ones(tmp_path: Path, monkeypatch
         expected = score(emulated_scorer(checkpoint), call)
         distances.append(
             [
-                np.abs(score(Scorer(checkpoint, "cuda", dtype, 1_024), call) - expected).mean()
+                np.abs(score(load_decoder_scorer(checkpoint, "cuda", dtype, 1_024), call) - expected).mean()
                 for dtype in ("fp8", "bfloat16")
             ]
         )
@@ -97,7 +98,7 @@ def test_scores_are_as_near_to_float32_as_fp8_can_be(family: str, tmp_path: Path
     call = random_tokens(np.random.default_rng(6), 13, ITEMS, VOCABULARY)
     truth = Truth(checkpoint).scores(call.query, call.items, LABELS.tolist(), apply_softmax=True)
     emulated = score(emulated_scorer(checkpoint), call)
-    found = score(Scorer(checkpoint, "cuda", "fp8", 1_024), call)
+    found = score(load_decoder_scorer(checkpoint, "cuda", "fp8", 1_024), call)
     assert np.abs(found - truth).mean() < 1.5 * np.abs(emulated - truth).mean()
     for column in range(len(LABELS)):
         assert np.corrcoef(ranks(found)[:, column], ranks(truth)[:, column])[0, 1] > 0.8
@@ -105,7 +106,7 @@ def test_scores_are_as_near_to_float32_as_fp8_can_be(family: str, tmp_path: Path
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_graph_equals_eager(family: str, tmp_path: Path) -> None:
-    scorer = Scorer(make(family, tmp_path), "cuda", "fp8", 1_024, query_cache_bytes=0)
+    scorer = load_decoder_scorer(make(family, tmp_path), "cuda", "fp8", 1_024, query_cache_bytes=0)
     shapes = [(13, ITEMS), (90, [31, 64, 2]), (6, [])]
     calls = [random_tokens(np.random.default_rng(7), query, items, VOCABULARY) for query, items in shapes]
     graph = score(scorer, *calls)
@@ -117,7 +118,7 @@ def test_a_graph_equals_eager(family: str, tmp_path: Path) -> None:
 
 
 def test_a_batch_is_launched_without_a_wait(tmp_path: Path) -> None:
-    scorer = Scorer(make("llama-biased", tmp_path), "cuda", "fp8", 1_024)
+    scorer = load_decoder_scorer(make("llama-biased", tmp_path), "cuda", "fp8", 1_024)
     call = random_tokens(np.random.default_rng(8), 13, ITEMS, VOCABULARY)
     first = score(scorer, call)  # label rows are fetched once
     torch.cuda.set_sync_debug_mode("error")
@@ -131,7 +132,7 @@ def test_a_batch_is_launched_without_a_wait(tmp_path: Path) -> None:
 
 def test_what_is_not_finite_fails_its_own_call_alone(tmp_path: Path) -> None:
     """A NaN in one token's embedding goes through fp8 as a NaN and reaches no other row."""
-    scorer = Scorer(make("qwen3", tmp_path), "cuda", "fp8", 1_024, query_cache_bytes=0)
+    scorer = load_decoder_scorer(make("qwen3", tmp_path), "cuda", "fp8", 1_024, query_cache_bytes=0)
     good, bad = Tokens([1, 2], [[3], [4]]), Tokens([1, 2], [[3], [123]])
     alone = score(scorer, good)
     scorer.runner._decoder.weights.embedding[123, 7] = float("nan")

@@ -14,10 +14,10 @@ from hiscore.memory.plan import MemoryLine
 from hiscore.models.activations import output_bytes
 from hiscore.models.config import read_architecture
 from hiscore.prefill.row_counts import capture_sizes, output_rows
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.memory import CUDA_BYTES, plan_memory, pool_sizes
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import Scorer
 from perf.models import random_checkpoint
 from perf.models.random_checkpoint import config_of
 from tests.support.strategies import random_tokens
@@ -38,7 +38,7 @@ def test_the_scorer_takes_what_it_plans(tmp_path: Path) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     before, of_others = free_bytes(device), torch.cuda.memory_allocated(device)
     with random_checkpoint.in_memory("cuda"):
-        scorer = Scorer(checkpoint, "cuda", "bfloat16", BUDGET, query_cache_bytes=0)
+        scorer = load_decoder_scorer(checkpoint, "cuda", "bfloat16", BUDGET, query_cache_bytes=0)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     allocated = torch.cuda.memory_allocated(device) - of_others
@@ -78,7 +78,7 @@ def test_all_graphs_leave_their_outputs_in_one_place(
         monkeypatch.setattr(StaticOutputs, "keep", lambda self, *outputs, first=0: outputs)
     checkpoint = random_checkpoint.write_config("tiny", tmp_path)
     with random_checkpoint.in_memory("cuda"):
-        runner = Scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0).runner
+        runner = load_decoder_scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0).runner
     for graphs in ([slices[-1] for slices in runner._graphs.values()], runner._tails.values()):
         outputs = zip(*(outputs for _, outputs in graphs), strict=True)
         places = [{output.data_ptr() for output in each} for each in outputs]

@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.layers import moe_triton
 from hiscore.layers.moe import looped, moe, route
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support import tiny_models
 from tests.support.comparison import check, truth_of
 from tests.support.layers import random
@@ -71,5 +71,5 @@ def test_a_graph_takes_any_choice_of_experts() -> None:
 def test_scores_equal_transformers(family: str, tmp_path: Path) -> None:
     checkpoint = tiny_models.make(family, tmp_path)
     call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3], tiny_models.VOCABULARY)
-    (found,) = score(Scorer(checkpoint, "cuda", "float32", 4_096), [call], ScoreOptions())
+    (found,) = score(load_decoder_scorer(checkpoint, "cuda", "float32", 4_096), [call], ScoreOptions())
     check(found, truth_of(checkpoint).scores(call.query, call.items, LABELS), over_vocabulary=True)

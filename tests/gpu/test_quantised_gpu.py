@@ -9,8 +9,8 @@ import torch
 from hiscore.layers.block_fp8 import BlockFp8Linear
 from hiscore.layers.fp8 import FP8, quantise
 from hiscore.models.decoder import Decoder
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support import quantised, tiny_models
 from tests.support.comparison import check, truth_of
 from tests.support.layers import random
@@ -32,14 +32,14 @@ def written(scheme: str, directory: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_float32_scores_are_those_of_the_dequantised_weights(scheme: str, tmp_path: Path) -> None:
     checkpoint, dense = written(scheme, tmp_path)
-    (found,) = score(Scorer(checkpoint, "cuda", "float32", 4_096), [CALL], ScoreOptions())
+    (found,) = score(load_decoder_scorer(checkpoint, "cuda", "float32", 4_096), [CALL], ScoreOptions())
     check(found, truth_of(dense).scores(CALL.query, CALL.items, LABELS), over_vocabulary=True)
 
 
 @pytest.mark.parametrize("scheme", ["fp8-tensor", "fp8-channel", "fp8-block-32", "compressed-fp8-channel"])
 def test_a_checkpoint_in_fp8_keeps_it(scheme: str, tmp_path: Path) -> None:
     checkpoint, dense = written(scheme, tmp_path)
-    scorer = Scorer(checkpoint, "cuda", "auto", 1_024)
+    scorer = load_decoder_scorer(checkpoint, "cuda", "auto", 1_024)
     (found,) = score(scorer, [CALL], ScoreOptions(apply_softmax=True))
     truth = truth_of(dense).scores(CALL.query, CALL.items, LABELS, apply_softmax=True)
     # As on the CPU, where 0.037 was seen: inputs of products are rounded to 4 bits.

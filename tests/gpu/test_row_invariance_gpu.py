@@ -10,8 +10,8 @@ import torch
 from hiscore import device
 from hiscore.layers import weights
 from hiscore.layers.products import linear
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES
 from perf.scoring.row_invariance import alone, differing_rows, requests, scores, shapes_of
@@ -82,7 +82,7 @@ def test_scores_are_those_of_an_item_alone(
     monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
     with random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
-        scorer = Scorer(tmp_path, "cuda", "bfloat16", 8_192, query_cache_bytes=0)
+        scorer = load_decoder_scorer(tmp_path, "cuda", "bfloat16", 8_192, query_cache_bytes=0)
     # Items of 5 share blocks of keys, so that each is elsewhere in its block than alone.
     calls = requests(0, 150_000, item)
     one_by_one = np.concatenate([scores(scorer, [item]) for call in calls for item in alone(call)])
@@ -102,7 +102,7 @@ def test_scores_under_load_are_those_of_an_item_alone(
     monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
     with random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
-        scorer = Scorer(tmp_path, "cuda", "bfloat16", 4_096, query_cache_bytes=2**28)
+        scorer = load_decoder_scorer(tmp_path, "cuda", "bfloat16", 4_096, query_cache_bytes=2**28)
     rng = np.random.default_rng(0)
     shared = rng.integers(0, 150_000, 100).tolist()
     calls = []

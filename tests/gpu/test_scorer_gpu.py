@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hiscore.prefill.cuda_runner import CudaRunner
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import Scorer
 from tests.support.longrope import both_sides, make_longrope
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens
@@ -33,7 +33,7 @@ def test_float32_equals_transformers(family: str, labels: int | None, checkpoint
     checkpoint, truth = checkpoints(family, labels)
     calls = [random_tokens(np.random.default_rng(0), q, items, VOCABULARY) for q, items in BATCH]
     for budget in (1_024, 64):
-        scorer = Scorer(checkpoint, "cuda", "float32", budget)
+        scorer = load_decoder_scorer(checkpoint, "cuda", "float32", budget)
         for options in (ScoreOptions(), ScoreOptions(apply_softmax=True)):
             for call, found in zip(calls, score(scorer, calls, options), strict=True):
                 if call.items:
@@ -45,7 +45,7 @@ def test_float32_equals_transformers(family: str, labels: int | None, checkpoint
 @pytest.mark.parametrize("budget", [2_048, 128])
 def test_longrope_chooses_for_each_item(budget: int, tmp_path: Path) -> None:
     checkpoint = make_longrope(tmp_path)
-    scorer, truth = Scorer(checkpoint, "cuda", "float32", budget), Truth(checkpoint)
+    scorer, truth = load_decoder_scorer(checkpoint, "cuda", "float32", budget), Truth(checkpoint)
     batch, options = both_sides(), ScoreOptions(apply_softmax=True)
     for _ in range(2):
         for call, found in zip(batch, score(scorer, batch, options), strict=True):
@@ -58,7 +58,7 @@ def test_bfloat16_equals_itself_one_at_a_time_and_a_graph_equals_eager(family: s
     checkpoint, _ = checkpoints(family)
     options = ScoreOptions(apply_softmax=True)
     calls = [random_tokens(np.random.default_rng(0), q, items, VOCABULARY) for q, items in BATCH]
-    scorer = Scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0)
     together = score(scorer, calls, options)
     for call, found in zip(calls, together, strict=True):
         for item, row in zip(call.items, found, strict=True):
@@ -74,7 +74,7 @@ def test_bfloat16_equals_itself_one_at_a_time_and_a_graph_equals_eager(family: s
 @pytest.mark.parametrize("items", [3, 150, 400, 600])
 def test_the_tail_has_the_same_bits_with_and_without_a_graph(family: str, items: int, checkpoints) -> None:
     """Below `MIN_ROWS`, within the graphs, and with more rows than any of them."""
-    scorer = Scorer(checkpoints(family)[0], "cuda", "bfloat16", 1_024, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoints(family)[0], "cuda", "bfloat16", 1_024, query_cache_bytes=0)
     call = random_tokens(np.random.default_rng(7), 20, [3] * items, VOCABULARY)
     found = score(scorer, [call], ScoreOptions(apply_softmax=True))[0]
     scorer.runner._tails.clear()
@@ -83,7 +83,7 @@ def test_the_tail_has_the_same_bits_with_and_without_a_graph(family: str, items:
 
 def test_padding_rows_reach_nothing(checkpoints) -> None:
     """Garbage of an earlier, larger batch is where the padding is; the scores are not affected."""
-    scorer = Scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 1_024, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 1_024, query_cache_bytes=0)
     options = ScoreOptions(apply_softmax=True)
     call = random_tokens(np.random.default_rng(1), 13, [5, 9], VOCABULARY)
     first = score(scorer, [call], options)[0]
@@ -94,7 +94,7 @@ def test_padding_rows_reach_nothing(checkpoints) -> None:
 
 def test_a_batch_is_launched_without_a_wait_and_ends_in_one_event(checkpoints, monkeypatch) -> None:
     """No synchronising call between packing and the answer but the wait for one event."""
-    scorer = Scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 1_024)
+    scorer = load_decoder_scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 1_024)
     rng = np.random.default_rng(2)
     options = ScoreOptions(apply_softmax=True)
 
@@ -124,7 +124,7 @@ def test_a_batch_is_launched_without_a_wait_and_ends_in_one_event(checkpoints, m
 
 def test_batches_in_flight_do_not_disturb_each_other(checkpoints) -> None:
     """Several launched before the first is awaited, one of them split: the same bits as one after the other."""
-    scorer = Scorer(checkpoints("gemma2")[0], "cuda", "bfloat16", 256)
+    scorer = load_decoder_scorer(checkpoints("gemma2")[0], "cuda", "bfloat16", 256)
     rng = np.random.default_rng(3)
     batches = [
         [random_tokens(rng, int(q), [int(m) for m in rng.integers(0, 60, 9)], VOCABULARY) for q in (40, 90)]
@@ -135,9 +135,9 @@ def test_batches_in_flight_do_not_disturb_each_other(checkpoints) -> None:
     def submit(batch: list[Tokens]):
         return scorer.submit([ScoreRequest(call.prompt(), labels, options) for call in batch])
 
-    scorer._prefix_cache.clear()
+    scorer.packing.cache.clear()
     one_by_one = [submit(batch).result()[0] for batch in batches]
-    scorer._prefix_cache.clear()
+    scorer.packing.cache.clear()
     pending = [submit(batch) for batch in batches]
     for expected, each in zip(one_by_one, pending, strict=True):
         for a, b in zip(expected, each.result()[0], strict=True):
@@ -145,7 +145,7 @@ def test_batches_in_flight_do_not_disturb_each_other(checkpoints) -> None:
 
 
 def test_ten_thousand_items_take_no_more_memory_than_their_results(checkpoints) -> None:
-    scorer = Scorer(checkpoints("qwen3")[0], "cuda", "float32", 16_384)
+    scorer = load_decoder_scorer(checkpoints("qwen3")[0], "cuda", "float32", 16_384)
     call = random_tokens(np.random.default_rng(4), 50, [50] * 10_000, VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
     some = [0, 1, 327, 5_000, 9_999]
@@ -170,7 +170,7 @@ def test_ten_thousand_items_take_no_more_memory_than_their_results(checkpoints) 
 def test_cache_hits_change_no_score_and_freed_pages_are_never_read(
     family: str, dtype: str, bound: float, checkpoints
 ) -> None:
-    scorer = Scorer(checkpoints(family)[0], "cuda", dtype, 1_024)
+    scorer = load_decoder_scorer(checkpoints(family)[0], "cuda", dtype, 1_024)
     call = random_tokens(np.random.default_rng(5), 100, [4, 9, 0, 30], VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
     labels = np.array(LABELS, np.int32)
@@ -181,14 +181,14 @@ def test_cache_hits_change_no_score_and_freed_pages_are_never_read(
     scorer.runner.pool.fill_(float("nan"))
     (poisoned,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     assert not hasattr(poisoned, "scores")  # the control: what the pool holds is read
-    scorer._prefix_cache.clear()
+    scorer.packing.cache.clear()
     (fresh,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     np.testing.assert_array_equal(fresh.scores, first.scores)
 
 
 def test_what_shares_the_batch_changes_little(checkpoints) -> None:
     """Not bit for bit: a product of other dimensions may add up in another order. Within the contract's bound."""
-    scorer = Scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 16_384, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 16_384, query_cache_bytes=0)
     rng = np.random.default_rng(6)
     call = random_tokens(rng, 120, [180] * 10, VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
@@ -206,8 +206,8 @@ def test_calls_that_share_a_query_score_as_alone(family: str, checkpoints) -> No
     rng = np.random.default_rng(2)
     shared = random_tokens(rng, 75, [9, 30, 1], VOCABULARY)
     calls = [Tokens(shared.query, random_tokens(rng, 0, [7, 21], VOCABULARY).items) for _ in range(3)]
-    alone = Scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0)
-    together = Scorer(checkpoint, "cuda", "bfloat16", 1_024)
+    alone = load_decoder_scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0)
+    together = load_decoder_scorer(checkpoint, "cuda", "bfloat16", 1_024)
     for _ in range(2):
         found = score(together, [shared, *calls], options)
         for call, scores in zip([shared, *calls], found, strict=True):

@@ -10,6 +10,7 @@ import torch
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.prefill.input_layout import StaticInputs
 from hiscore.prefill.row_counts import SHORT_ROWS
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.pending_scores import PendingScores
 from hiscore.scoring.prefix_cache import PrefixCache
@@ -29,7 +30,7 @@ POISON = 0
 
 
 def scorer_of(checkpoints, family: str, dtype: str = "bfloat16", **settings) -> Scorer:
-    return Scorer(checkpoints(family)[0], "cuda", dtype, BUDGET, **settings)
+    return load_decoder_scorer(checkpoints(family)[0], "cuda", dtype, BUDGET, **settings)
 
 
 def load(slices: int) -> tuple[list[Tokens], list[list[Tokens]]]:
@@ -47,7 +48,7 @@ def load(slices: int) -> tuple[list[Tokens], list[list[Tokens]]]:
 
 
 def alone(scorer: Scorer, batch: list[Tokens]) -> list[np.ndarray]:
-    scorer._prefix_cache.clear()
+    scorer.packing.cache.clear()
     return scores(scorer.submit(requests(batch)))
 
 
@@ -73,7 +74,7 @@ def test_every_batch_has_its_own_bits(family: str, dtype: str, checkpoints) -> N
         graphs.clear()
         found = []
         for large, between in loads:
-            scorer._prefix_cache.clear()
+            scorer.packing.cache.clear()
             scores_of_large, others = in_turns(scorer, large, between)
             found += [scores_of_large, *others]
         assert all(map(equal, found, expected))
@@ -92,7 +93,7 @@ def test_without_inputs_of_their_own_small_ones_spoil_the_large(
     scorer = scorer_of(checkpoints, "qwen3")
     large, between = load(3)
     expected = alone(scorer, large)
-    scorer._prefix_cache.clear()
+    scorer.packing.cache.clear()
     assert equal(in_turns(scorer, large, between)[0], expected) == apart
 
 

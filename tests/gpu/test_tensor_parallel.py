@@ -21,8 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hiscore.decoding.worker.parallel_worker import ParallelWorker
 from hiscore.parallel.leader import Ranks
 from hiscore.prefill.cuda_runner import CudaRunner
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support import decode_rank_work, decoding, rank_work, tiny_models
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens
@@ -77,8 +77,8 @@ def ranks() -> Iterator[Ranks]:
 
 def compare(checkpoint: Path, ranks: Ranks) -> None:
     calls = [random_tokens(np.random.default_rng(0), *shape, VOCABULARY) for shape in SHAPES]
-    alone = Scorer(checkpoint, "cuda:0", "float32", BUDGET)
-    together = Scorer(checkpoint, "cuda:0", "float32", BUDGET, leader=ranks)
+    alone = load_decoder_scorer(checkpoint, "cuda:0", "float32", BUDGET)
+    together = load_decoder_scorer(checkpoint, "cuda:0", "float32", BUDGET, leader=ranks)
     assert isinstance(together.runner, CudaRunner)
     assert together.runner._graphs
     for options in (*OPTIONS, *OPTIONS):
@@ -129,7 +129,7 @@ def test_bfloat16_is_as_near_to_float32_as_one_gpu_is(geometry: str, ranks: Rank
     options = ScoreOptions(apply_softmax=True)
 
     def scores(dtype: str, **leader: Any) -> np.ndarray:
-        found = score(Scorer(tmp_path, "cuda:0", dtype, 2_048, 0, **leader), calls, options)[0]
+        found = score(load_decoder_scorer(tmp_path, "cuda:0", dtype, 2_048, 0, **leader), calls, options)[0]
         torch.cuda.empty_cache()
         return found
 

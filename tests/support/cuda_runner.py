@@ -12,6 +12,7 @@ from hiscore.layers.torch_ops import TorchOps
 from hiscore.prefill import cuda_runner
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.scorer import Scorer
+from tests.support.scoring import use_runner
 
 Around = Callable[[], AbstractContextManager[Any]]
 
@@ -65,7 +66,7 @@ def use_cuda_runner(
     """
     launch_on_cpu(monkeypatch, around)
     runner = scorer.runner
-    scorer.runner = CudaRunner(runner._decoder, runner.pool.shape[1], max_rows, in_slices=in_slices)
+    use_runner(scorer, CudaRunner(runner._decoder, runner.pool.shape[1], max_rows, in_slices=in_slices))
     return scorer.runner
 
 

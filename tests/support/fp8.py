@@ -10,6 +10,7 @@ from torch import Tensor
 from hiscore.layers.weights import LayerWeights, Linear, Mlp
 from hiscore.models.decoder import Decoder
 from hiscore.prefill.runner import TorchRunner
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.scorer import Scorer
 
 ATTENTION, MLP = ("qkv", "output"), ("gate_up", "down")
@@ -45,7 +46,7 @@ class EmulatedLinear:
 
 def emulated_scorer(checkpoint: Path, max_batch_tokens: int = 1_024) -> Scorer:
     """A scorer on the CPU in bfloat16 whose projections are emulated from the float32 weights."""
-    scorer = Scorer(checkpoint, "cpu", "bfloat16", max_batch_tokens, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "bfloat16", max_batch_tokens, query_cache_bytes=0)
     exact = Decoder(checkpoint, torch.device("cpu"), torch.float32).weights.layers
     assert isinstance(scorer.runner, TorchRunner)
     decoder = scorer.runner._decoder

@@ -1,10 +1,12 @@
 """Scores from a scorer in this process."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from hiscore.errors import RequestError
+from hiscore.prefill.interface import ForwardRunner
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -21,3 +23,9 @@ def score(scorer: Scorer, calls: Sequence[Tokens], options: ScoreOptions) -> lis
     )
     assert not any(isinstance(answer, RequestError) for answer in answers)
     return [answer.scores for answer in answers]
+
+
+def use_runner(scorer: Scorer, runner: ForwardRunner) -> None:
+    """Let a scorer compute with another runner, on this rank alone."""
+    computation = replace(scorer.computation, runner=runner)
+    vars(scorer).update(vars(Scorer(computation, scorer.facts, scorer.packing)))

@@ -59,7 +59,7 @@ def scores_under_load(
         replies = []
         for index in range(part, len(calls), threads):
             replies.append((index, reply := Reply()))
-            prompt = scorer.prompt(calls[index].prompt())
+            prompt = scorer.packing.prompt(calls[index].prompt())
             request = ScoreRequest(prompt, np.array(LABELS, np.int32), options)
             batcher.submit([QueuedRequest(request, reply, deadline=float("inf"))])
         return replies

@@ -8,8 +8,8 @@ import numpy as np
 
 from hiscore.models.server_resources import ServerResources
 from hiscore.progress import Progress, read_progress
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens
 from tests.support.tiny_models import SIZES, VOCABULARY
@@ -33,7 +33,9 @@ def test_another_process_sees_each_advance(tmp_path: Path) -> None:
 def test_every_layer_of_a_forward_counts(tmp_path: Path, checkpoints) -> None:
     checkpoint, _ = checkpoints("llama")
     progress = Progress(tmp_path, "scorer")
-    scorer = Scorer(checkpoint, "cpu", "float32", 64, 0, resources=ServerResources(progress=progress.advance))
+    scorer = load_decoder_scorer(
+        checkpoint, "cpu", "float32", 64, 0, resources=ServerResources(progress=progress.advance)
+    )
     call = random_tokens(np.random.default_rng(0), 40, [20] * 5, VOCABULARY)
     score(scorer, [call], ScoreOptions())
     forwards = 3  # 140 tokens, 64 at a time

@@ -94,7 +94,7 @@ class TritonPythonModel:
             texts_board = board.part(1 / BYTES_PER_TOKEN)
             self.texts = Batcher(tokenizer, batch_limits(settings.max_queue), texts_board)
             feeds += [counts, *queue_feeds(labels_of_texts, self.texts.totals)]
-        self.reader = RequestReader(self.scorer.facts, settings, self.scorer.prompt, tokenizer)
+        self.reader = RequestReader(self.scorer.facts, settings, self.scorer.packing.prompt, tokenizer)
         self.exporter = Exporter(feeds, labels)
         leader.prepare(freeze)
         leader.started()

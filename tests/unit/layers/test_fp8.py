@@ -12,10 +12,12 @@ from hiscore.layers.weights import Linear
 from hiscore.models.decoder import Decoder
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.prefill.runner import TorchRunner
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.fp8 import EmulatedLinear, emulated_scorer, rounded
+from tests.support.scoring import use_runner
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FIRST, SIZES, VOCABULARY, make
 
@@ -81,10 +83,10 @@ def test_a_decoder_in_fp8_equals_the_emulated_one(family: str, tmp_path: Path) -
     """Every projection, from float32 weights; embedding, norms, attention and head are bfloat16's."""
     checkpoint = make(family, tmp_path)
     call = random_tokens(np.random.default_rng(6), 13, [1, 7, 0, 20, 3] * 4, VOCABULARY)
-    scorer = Scorer(checkpoint, "cpu", "bfloat16", 1_024, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "bfloat16", 1_024, query_cache_bytes=0)
     without = score(scorer, call)
     slots = scorer.runner.pool.shape[1]
-    scorer.runner = TorchRunner(Decoder(checkpoint, CPU, torch.bfloat16, fp8=True), slots)
+    use_runner(scorer, TorchRunner(Decoder(checkpoint, CPU, torch.bfloat16, fp8=True), slots))
     expected = score(emulated_scorer(checkpoint), call)
     # Where sums in float32 and in float64 differ, a step of 1/8 may turn the other way. Seen: 0 to 0.007.
     assert np.abs(score(scorer, call) - expected).mean() < 1e-2
@@ -94,7 +96,7 @@ def test_a_decoder_in_fp8_equals_the_emulated_one(family: str, tmp_path: Path) -
 
 def test_the_scorer_refuses_fp8_on_the_cpu_and_says_which_setting(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="DTYPE=fp8 needs a CUDA device"):
-        Scorer(make("llama", tmp_path), "cpu", "fp8")
+        load_decoder_scorer(make("llama", tmp_path), "cpu", "fp8")
 
 
 def test_a_projection_of_odd_size_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

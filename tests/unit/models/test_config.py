@@ -12,8 +12,8 @@ from hiscore.layers.rope import context_length
 from hiscore.models.config import from_config, read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.facts import read_facts
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support.comparison import check
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens
@@ -66,7 +66,7 @@ def test_a_call_beyond_the_original_context_equals_transformers(tmp_path: Path) 
     (checkpoint / "config.json").write_text(json.dumps(config))
     assert read_facts(checkpoint).context_length == 512
     call = random_tokens(np.random.default_rng(0), 470, [40, 3], VOCABULARY)
-    scorer = Scorer(checkpoint, "cpu", "float32", 128)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 128)
     assert scorer.facts.context_length == 512
     found = score(scorer, [call], ScoreOptions())[0]
     check(found, Truth(checkpoint).scores(call.query, call.items, LABELS), over_vocabulary=True)

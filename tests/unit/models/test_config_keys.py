@@ -17,8 +17,8 @@ from hiscore.models import config
 from hiscore.models.config import read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support.comparison import check
 from tests.support.config_mutations import TOGETHER, changed, keys_of, wrong
 from tests.support.scoring import LABELS, score
@@ -41,7 +41,7 @@ def read(checkpoint: Path) -> Any:
 def verdict(checkpoint: Path, must_serve: bool = False) -> str | None:
     """What is wrong with how a checkpoint is served, if anything."""
     try:
-        scorer = Scorer(checkpoint, "cpu", "float32", 64, query_cache_bytes=0)
+        scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 64, query_cache_bytes=0)
     except UnsupportedCheckpoint as refusal:
         if must_serve:
             return f"is refused: {refusal}"

@@ -18,8 +18,8 @@ from hiscore.models.decoder import Decoder
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import ROWS_COMPARED
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support.comparison import check
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens
@@ -45,7 +45,7 @@ def load(checkpoint: Path) -> Decoder:
 def check_against_transformers(checkpoint: Path) -> None:
     truth = Truth(checkpoint)
     expected = truth.scores(CALL.query, CALL.items, LABELS)
-    scorer = Scorer(checkpoint, "cpu", "float32", 64, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 64, query_cache_bytes=0)
     check(score(scorer, [CALL], ScoreOptions())[0], expected, not truth.is_classifier)
 
 

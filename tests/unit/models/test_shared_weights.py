@@ -15,8 +15,8 @@ from hiscore.models import shared_weights
 from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.server_resources import ServerResources
 from hiscore.models.shared_weights import SharedWeights
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens
 from tests.support.tiers import first_of
@@ -41,7 +41,11 @@ def test_mapped_weights_have_the_bits_of_loaded_ones(family: str, checkpoints: A
         *(ServerResources(weights=SharedWeights(tmp_path)) for _ in range(2)),
     ]
     found = [
-        score(Scorer(checkpoint, "cpu", "float32", 64, 0, resources=resources), call, ScoreOptions())
+        score(
+            load_decoder_scorer(checkpoint, "cpu", "float32", 64, 0, resources=resources),
+            call,
+            ScoreOptions(),
+        )
         for resources in alone_and_shared
     ]
     for other in found[1:]:

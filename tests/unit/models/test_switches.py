@@ -13,8 +13,8 @@ from hiscore.models import config
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import SANDWICH_NORMS, BlockNorms
 from hiscore.models.loader import CheckpointReader
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY
@@ -63,7 +63,7 @@ def test_another_value_gives_other_scores(
     expected = truth.scores(call.query, call.items, LABELS, True)
 
     def error() -> float:
-        scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+        scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
         return float(np.abs(score(scorer, [call], ScoreOptions(apply_softmax=True))[0] - expected).max())
 
     assert error() < WRONG / 10

@@ -15,8 +15,8 @@ from hiscore.models.sharding import of_rank
 from hiscore.parallel.rank import Rank
 from hiscore.parallel.shard import Shard
 from hiscore.prefill.row_counts import SHORT_ROWS
-from hiscore.scoring import computation
-from hiscore.scoring.computation import Checkpoint, claim
+from hiscore.scoring import decoder_scorer
+from hiscore.scoring.decoder_scorer import Checkpoint, claim
 
 BUDGET = 2_048
 
@@ -42,7 +42,7 @@ def test_only_where_there_are_slices_their_outputs_are_claimed(
     """Several ranks have none, nor has a checkpoint with longrope."""
     directory, (whole, more) = checkpoints("llama")[0], read_architecture(checkpoints("llama")[0], None)
     a: Architecture = replace(whole, original_context=original_context)
-    monkeypatch.setattr(computation, "read_architecture", lambda *_: (a, more))
+    monkeypatch.setattr(decoder_scorer, "read_architecture", lambda *_: (a, more))
     claims, shard = Claims(), Shard(0, ranks)
     rank = Rank(torch.device("cuda:0"), SimpleNamespace(shard=shard), {"resources": ServerResources(claims)})
     claim(rank, Checkpoint(directory, "float32", None, BUDGET), cache_bytes=0)

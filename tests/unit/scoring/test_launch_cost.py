@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hiscore.device import PinnedArrays, Uploads
 from hiscore.prefill import cuda_runner
 from hiscore.scoring import computation, head_results
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -99,7 +100,7 @@ def launch(scorer: Scorer, work: HostWork, batch: list[ScoreRequest]) -> None:
 @pytest.fixture
 def launched(checkpoints, monkeypatch: pytest.MonkeyPatch) -> tuple[Scorer, HostWork]:
     """A scorer that launches as on CUDA, and what its host does."""
-    scorer, work = Scorer(checkpoints("qwen3")[0], "cpu", "float32", ROWS), HostWork()
+    scorer, work = load_decoder_scorer(checkpoints("qwen3")[0], "cpu", "float32", ROWS), HostWork()
     use_cuda_runner(scorer, monkeypatch, ROWS, work.on_device)
     send, pinned = Uploads._send, PinnedArrays.pinned
 
@@ -162,7 +163,7 @@ def test_the_graphs_change_no_bit(launched, monkeypatch: pytest.MonkeyPatch) -> 
         graphs.clear()
         for most in (512, 0):
             monkeypatch.setattr(cuda_runner, "MAX_TAIL_ROWS", most)
-            scorer._prefix_cache.clear()
+            scorer.packing.cache.clear()
             answers, stats = scorer.score(batch)
             assert stats.forwards > 2
             found.append([answer.scores.tobytes() for answer in answers])

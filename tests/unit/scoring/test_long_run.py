@@ -102,5 +102,5 @@ def test_what_has_been_answered_is_freed(
     # Two heaps may hold a few that are out of date.
     assert (alive <= 2 * request_order.SPARE) != kept
     batcher.close()
-    cache = scorer._prefix_cache
+    cache = scorer.packing.cache
     assert sorted([*cache._free_pages, *cache._cached.values()]) == list(range(20))

@@ -1,11 +1,13 @@
 """Prompts on both sides of longrope's original context, against transformers, one item at a time, in float32."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hiscore.models.facts import generation_context, read_facts
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.prefix_cache import QueryKey
@@ -44,7 +46,7 @@ def test_scores_equal_transformers_one_at_a_time(
     budget: int, cache_bytes: int, checkpoint: Path, truth: Truth
 ) -> None:
     """Each call by itself, then again, and all in one batch; queries from the cache if there is one."""
-    scorer = Scorer(checkpoint, "cpu", "float32", budget, cache_bytes)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", budget, cache_bytes)
     assert scorer.facts.context_length == LONGEST
     for call in both_sides():
         check(scorer, truth, [call])
@@ -56,7 +58,7 @@ def test_scores_equal_transformers_one_at_a_time(
 def test_an_older_name_means_the_same_original_context(inside: int, tmp_path: Path) -> None:
     """transformers takes the original context that stands beside rope_parameters, whatever they say."""
     checkpoint = make_longrope(tmp_path, rope_type="su", original_max_position_embeddings=inside)
-    check(Scorer(checkpoint, "cpu", "float32", 2_048), Truth(checkpoint), both_sides())
+    check(load_decoder_scorer(checkpoint, "cpu", "float32", 2_048), Truth(checkpoint), both_sides())
 
 
 @pytest.mark.slow
@@ -67,7 +69,7 @@ def test_a_graph_has_the_angles_of_its_batch(
     pytest.importorskip("triton", reason="the Triton language is not installed")
     from tests.support.cuda_runner import use_cuda_runner
 
-    scorer = Scorer(checkpoint, "cpu", "float32", 256)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 256)
     use_cuda_runner(scorer, monkeypatch, 256)
     check(scorer, truth, both_sides())
 
@@ -76,9 +78,9 @@ def test_a_graph_has_the_angles_of_its_batch(
 def test_control_one_table_for_all_fails(
     rotated: str, checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 0)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 2_048, 0)
     wrong = LongropeTables(10 * LONGEST if rotated == "all as if short" else -1, LONGEST)
-    monkeypatch.setattr(scorer, "_longrope", wrong)
+    monkeypatch.setattr(scorer, "packing", replace(scorer.packing, longrope=wrong))
     with pytest.raises(AssertionError):
         check(scorer, truth, both_sides())
 
@@ -90,14 +92,14 @@ def test_control_keys_of_the_other_table_fail(
     of = QueryKey.of
     monkeypatch.setattr(QueryKey, "of", lambda tokens, salt=b"": of(tokens))
     short, long, *_ = both_sides()
-    scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 2**22)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 2_048, 2**22)
     check(scorer, truth, [short])
     with pytest.raises(AssertionError):
         check(scorer, truth, [long])
 
 
 def test_a_query_counts_as_cached_where_all_its_items_found_it(checkpoint: Path) -> None:
-    scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 2**22)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 2_048, 2**22)
     query, (short, long) = both_sides()[0].query, ([5, 6], [7] * 20)
 
     def cached(*items: list[int]) -> int:
@@ -113,16 +115,16 @@ def test_a_query_counts_as_cached_where_all_its_items_found_it(checkpoint: Path)
 
 def test_what_a_long_prompt_costs_knows_its_cached_query(checkpoint: Path) -> None:
     """The batch is planned with the key under which the query is cached."""
-    scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 2**22)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 2_048, 2**22)
     long = request_of(both_sides()[1], scorer)
-    before = scorer.plan().price(long, 0)
+    before = scorer.packing.plan().price(long, 0)
     scorer.score([long])
-    assert scorer.plan().price(request_of(both_sides()[1], scorer), 0) == before - 64
+    assert scorer.packing.plan().price(request_of(both_sides()[1], scorer), 0) == before - 64
 
 
 def test_a_context_within_the_original_one_has_one_table(checkpoint: Path, truth: Truth) -> None:
-    scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 0, max_context=ORIGINAL)
-    assert scorer._longrope is None
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 2_048, 0, max_context=ORIGINAL)
+    assert scorer.packing.longrope is None
     assert len(scorer.runner._decoder._ropes[0].cos) == ORIGINAL
     check(scorer, truth, both_sides()[:1])
 
@@ -140,5 +142,5 @@ def test_generation_ends_at_the_original_context(checkpoint: Path, checkpoints) 
 
 
 def request_of(call: Tokens, scorer: Scorer | None = None) -> ScoreRequest:
-    prompt = call.prompt() if scorer is None else scorer.prompt(call.prompt())
+    prompt = call.prompt() if scorer is None else scorer.packing.prompt(call.prompt())
     return ScoreRequest(prompt, np.array(LABELS, np.int32), SOFTMAX)

@@ -7,8 +7,7 @@ import pytest
 from hiscore.memory.plan import GIB, MemoryExceeded
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.server_resources import ServerResources
-from hiscore.scoring.pair_scorer import PairScorer, make_scorer, plan_pairs
-from hiscore.scoring.scorer import Scorer
+from hiscore.scoring.pair_scorer import PairPacking, make_scorer, plan_pairs
 from tests.support import tiny_encoders, tiny_models
 
 # bge-reranker-v2-m3: XLM-RoBERTa large with a context of 8,192.
@@ -35,5 +34,5 @@ def test_a_checkpoint_gets_the_scorer_of_its_kind(encodes: bool, tmp_path: Path)
     else:
         tiny_models.make("llama", tmp_path)
     scorer = make_scorer(tmp_path, "cpu", "float32", 64, 0, None, ServerResources())
-    assert type(scorer) is (PairScorer if encodes else Scorer)
+    assert isinstance(scorer.packing, PairPacking) == encodes
     assert scorer.facts.is_encoder == encodes

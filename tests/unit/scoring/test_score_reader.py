@@ -7,6 +7,7 @@ import pytest
 
 from hiscore.errors import RequestError
 from hiscore.scoring import pending_scores
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -22,7 +23,7 @@ def call(*own: list[int]) -> ScoreRequest:
 
 @pytest.fixture(scope="module")
 def scorer(checkpoints: Any) -> Scorer:
-    return Scorer(checkpoints("llama")[0], "cpu", "float32", 4_096)
+    return load_decoder_scorer(checkpoints("llama")[0], "cpu", "float32", 4_096)
 
 
 def test_a_label_given_twice_fails_its_own_call_alone(scorer: Scorer) -> None:

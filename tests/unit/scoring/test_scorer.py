@@ -14,13 +14,12 @@ from safetensors.torch import load_file, save_file
 from hiscore.attention.metadata import Group
 from hiscore.errors import RequestError
 from hiscore.models.errors import UnsupportedCheckpoint
-from hiscore.scoring import score_reader
-from hiscore.scoring import scorer as scorer_module
+from hiscore.scoring import decoder_scorer, score_reader
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.packing import Batch, pack
 from hiscore.scoring.readout import scores_from_head
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiers import first_of
@@ -63,7 +62,7 @@ def test_scores_equal_transformers_one_at_a_time(family: str, labels: int | None
     rng = np.random.default_rng(0)
     calls = [random_tokens(rng, query, items, VOCABULARY) for query, items in BATCH]
     for budget in (4_096, 32):
-        scorer = Scorer(checkpoint, "cpu", "float32", budget)
+        scorer = load_decoder_scorer(checkpoint, "cpu", "float32", budget)
         for options in (ScoreOptions(), ScoreOptions(apply_softmax=True, temperature=0.7)):
             found = score(scorer, calls, options)
             for call, scores in zip(calls, found, strict=True):
@@ -100,9 +99,9 @@ def test_control_a_wrong_mask_or_position_fails(family: str, wrong, checkpoints,
     call = random_tokens(np.random.default_rng(0), 13, [3, 7, 7, 12], VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
     expected = truth.scores(call.query, call.items, LABELS, apply_softmax=True)
-    scorer = Scorer(checkpoint, "cpu", "float32", 4_096, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096, query_cache_bytes=0)
     check(score(scorer, [call], options)[0], expected, options)
-    monkeypatch.setattr(scorer_module, "pack", wrong)
+    monkeypatch.setattr(decoder_scorer, "pack", wrong)
     with pytest.raises(AssertionError):
         check(score(scorer, [call], options)[0], expected, options)
 
@@ -118,7 +117,7 @@ def test_control_a_wrong_mask_or_position_fails(family: str, wrong, checkpoints,
 def test_any_shapes_equal_transformers(batch, budget: int, family: str, softmax: bool, checkpoints) -> None:
     checkpoint, truth = checkpoints(family)
     options = ScoreOptions(apply_softmax=softmax)
-    scorer = Scorer(checkpoint, "cpu", "float32", budget)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", budget)
     for call, scores in zip(batch, score(scorer, batch, options), strict=True):
         if call.items:
             check(scores, truth.scores(call.query, call.items, LABELS, softmax), options)
@@ -134,7 +133,7 @@ def test_adversarial_shapes_equal_transformers(query: int, items: list[int], che
     checkpoint, truth = checkpoints("qwen3")
     call = random_tokens(np.random.default_rng(3), query, items, VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
-    found = score(Scorer(checkpoint, "cpu", "float32", 1_500), [call], options)[0]
+    found = score(load_decoder_scorer(checkpoint, "cpu", "float32", 1_500), [call], options)[0]
     some = sorted({0, 1, len(items) // 2, len(items) - 1})
     check(found[some], truth.scores(call.query, [call.items[i] for i in some], LABELS, True), options)
 
@@ -143,7 +142,7 @@ def test_the_probabilities_of_all_tokens_add_up_to_one(checkpoints) -> None:
     checkpoint, _ = checkpoints("gemma2")
     call = random_tokens(np.random.default_rng(6), 5, [3, 1], VOCABULARY)
     everything = ScoreRequest(call.prompt(), np.arange(VOCABULARY, dtype=np.int32), ScoreOptions())
-    (answer,), _ = Scorer(checkpoint, "cpu", "float32", 64).score([everything])
+    (answer,), _ = load_decoder_scorer(checkpoint, "cpu", "float32", 64).score([everything])
     # 500 numbers, each rounded relative to itself.
     np.testing.assert_allclose(answer.scores.sum(axis=1, dtype=np.float64), 1, atol=1e-6)
 
@@ -153,7 +152,7 @@ def test_the_ids_of_special_tokens_are_ids_like_others(checkpoints) -> None:
     call = Tokens([1, 2, 0, 2], [[2], [1, 1], [0, 0, 2], [2, 2]])
     for labels in (None, 3):
         checkpoint, truth = checkpoints("llama", labels)
-        scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+        scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
         expected = truth.scores(call.query, call.items, [] if labels else LABELS)
         check(score(scorer, [call], ScoreOptions())[0], expected, ScoreOptions())
 
@@ -161,7 +160,7 @@ def test_the_ids_of_special_tokens_are_ids_like_others(checkpoints) -> None:
 @pytest.mark.parametrize("family", FIRST)
 def test_no_item_and_no_neighbour_changes_a_score(family: str, checkpoints) -> None:
     checkpoint, _ = checkpoints(family)
-    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
     rng = np.random.default_rng(5)
     call = random_tokens(rng, 17, [4, 9, 1, 0, 30, 9], VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
@@ -185,7 +184,7 @@ def test_no_item_and_no_neighbour_changes_a_score(family: str, checkpoints) -> N
 def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
     """Hit in the next batch and in the same one, whole and in part, empty items included."""
     checkpoint, truth = checkpoints(family)
-    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
     rng = np.random.default_rng(9)
     call = random_tokens(rng, 64, [4, 9, 1, 0, 30], VOCABULARY)
     longer = Tokens(call.query + [7] * 21, call.items)
@@ -205,7 +204,7 @@ def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
 def test_control_a_poisoned_cache_shows_and_a_forgotten_one_does_not(checkpoints) -> None:
     """Pages in the cache are read; pages that were dropped from it are not."""
     checkpoint, truth = checkpoints("llama")
-    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
     call = random_tokens(np.random.default_rng(10), 64, [4, 9], VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
     expected = truth.scores(call.query, call.items, LABELS, True)
@@ -214,13 +213,13 @@ def test_control_a_poisoned_cache_shows_and_a_forgotten_one_does_not(checkpoints
     with pytest.raises(AssertionError):
         check(score(scorer, [call], options)[0], expected, options)
     scorer.runner.pool.fill_(float("nan"))
-    scorer._prefix_cache.clear()
+    scorer.packing.cache.clear()
     check(score(scorer, [call], options)[0], expected, options)
 
 
 def test_calls_with_different_labels_and_options_share_a_batch(checkpoints) -> None:
     checkpoint, truth = checkpoints("gemma2")
-    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
     call = random_tokens(np.random.default_rng(6), 9, [3, 4], VOCABULARY)
     wanted = [
         ([1, 2], ScoreOptions(apply_softmax=True)),
@@ -236,7 +235,7 @@ def test_calls_with_different_labels_and_options_share_a_batch(checkpoints) -> N
 
 
 def test_the_scores_of_all_ids_add_up_to_one(checkpoints) -> None:
-    scorer = Scorer(checkpoints("mistral")[0], "cpu", "float32", 4_096)
+    scorer = load_decoder_scorer(checkpoints("mistral")[0], "cpu", "float32", 4_096)
     call = random_tokens(np.random.default_rng(7), 9, [3, 4], VOCABULARY)
     answers, _ = scorer.score(
         [ScoreRequest(call.prompt(), np.arange(VOCABULARY, dtype=np.int32), ScoreOptions())]
@@ -247,7 +246,7 @@ def test_the_scores_of_all_ids_add_up_to_one(checkpoints) -> None:
 def test_a_model_that_gives_nan_gives_errors_not_scores(checkpoints) -> None:
     """Only the call whose numbers are not finite fails. (Mistral's head is not its embedding.)"""
     checkpoint, truth = checkpoints("mistral")
-    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
     scorer.runner._decoder.weights.embedding[123] = float("nan")
     good, bad = Tokens([1, 2], [[3], [4]]), Tokens([1, 2], [[3], [123]])
     labels = [5, 6]
@@ -282,7 +281,7 @@ def test_a_tiny_temperature_gives_scores_and_no_error(
     for labels in (None, 3):
         checkpoint, truth = checkpoints("llama", labels)
         likely = truth.scores(call.query, call.items, [] if labels else LABELS, apply_softmax=True)
-        scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+        scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
         ids = np.array([] if labels else LABELS, np.int32)
         requests = [ScoreRequest(call.prompt(), ids, options)]
         if not labels:
@@ -306,7 +305,9 @@ def test_a_qwen2_obeys_its_weights_not_attention_bias(asked: bool, checkpoints, 
     call = random_tokens(np.random.default_rng(2), 13, [3, 7, 1], VOCABULARY)
     expected = Truth(tmp_path).scores(call.query, call.items, LABELS, apply_softmax=True)
     options = ScoreOptions(apply_softmax=True)
-    check(score(Scorer(tmp_path, "cpu", "float32", 4_096), [call], options)[0], expected, options)
+    check(
+        score(load_decoder_scorer(tmp_path, "cpu", "float32", 4_096), [call], options)[0], expected, options
+    )
     # The control: without the biases the scores are others.
     weights = load_file(tmp_path / "model.safetensors")
     save_file(
@@ -314,7 +315,11 @@ def test_a_qwen2_obeys_its_weights_not_attention_bias(asked: bool, checkpoints, 
         tmp_path / "model.safetensors",
     )
     with pytest.raises(AssertionError):
-        check(score(Scorer(tmp_path, "cpu", "float32", 4_096), [call], options)[0], expected, options)
+        check(
+            score(load_decoder_scorer(tmp_path, "cpu", "float32", 4_096), [call], options)[0],
+            expected,
+            options,
+        )
 
 
 def test_bfloat16_stays_near_float32(checkpoints) -> None:
@@ -322,7 +327,7 @@ def test_bfloat16_stays_near_float32(checkpoints) -> None:
     call = random_tokens(np.random.default_rng(8), 13, [3, 7, 12], VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
     checkpoint, truth = checkpoints("qwen3")
-    found = score(Scorer(checkpoint, "cpu", "bfloat16", 4_096), [call], options)[0]
+    found = score(load_decoder_scorer(checkpoint, "cpu", "bfloat16", 4_096), [call], options)[0]
     expected = truth.scores(call.query, call.items, LABELS, apply_softmax=True)
     np.testing.assert_allclose(found, expected, atol=0.05, rtol=0)
 
@@ -334,17 +339,17 @@ def test_a_weight_that_the_config_does_not_announce_is_an_error(checkpoints, tmp
     tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedCheckpoint, match=r"q_proj\.bias"):
-        Scorer(tmp_path, "cpu", "float32", 4_096)
+        load_decoder_scorer(tmp_path, "cpu", "float32", 4_096)
 
 
 def test_a_shorter_context_changes_the_bound_and_no_score(checkpoints) -> None:
     checkpoint, _ = checkpoints("qwen3")
     calls = [random_tokens(np.random.default_rng(5), 20, [3, 9], VOCABULARY)]
-    whole = Scorer(checkpoint, "cpu", "float32", 32, 0)
-    short = Scorer(checkpoint, "cpu", "float32", 32, 0, max_context=29)
+    whole = load_decoder_scorer(checkpoint, "cpu", "float32", 32, 0)
+    short = load_decoder_scorer(checkpoint, "cpu", "float32", 32, 0, max_context=29)
     assert (whole.facts.context_length, short.facts.context_length) == (CONTEXT, 29)
     found, expected = (score(each, calls, ScoreOptions())[0] for each in (short, whole))
     assert np.array_equal(found, expected)
     assert short.runner.pool.shape[1] < whole.runner.pool.shape[1]
     with pytest.raises(ValueError, match=f"MAX_CONTEXT is {CONTEXT + 1}"):
-        Scorer(checkpoint, "cpu", "float32", 32, max_context=CONTEXT + 1)
+        load_decoder_scorer(checkpoint, "cpu", "float32", 32, max_context=CONTEXT + 1)

@@ -17,7 +17,7 @@ from hiscore.scoring import pair_scorer
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.packing import Batch
-from hiscore.scoring.pair_scorer import PairScorer
+from hiscore.scoring.pair_scorer import load_encoder_scorer
 from hiscore.scoring.pairs import pack_pairs
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -64,11 +64,11 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture(scope="module")
 def scorers(encoders: Made) -> Scorers:
     """Scorers of these encoders in float32, with a budget that may differ from call to call."""
-    loaded = cache(lambda name, labels: PairScorer(encoders(name, labels)[0], "cpu", "float32"))
+    loaded = cache(lambda name, labels: load_encoder_scorer(encoders(name, labels)[0], "cpu", "float32"))
 
     def get(name: str, labels: int = 2, budget: int = 4_096) -> Scorer:
         scorer = loaded(name, labels)
-        scorer._budget = budget
+        scorer.packing = replace(scorer.packing, budget=budget)
         return scorer
 
     return get
@@ -78,7 +78,9 @@ def score(
     scorer: Scorer, prompts: Sequence[MultiItemPrompt], apply_softmax: bool = False
 ) -> list[np.ndarray]:
     options = ScoreOptions(apply_softmax=apply_softmax)
-    answers, _ = scorer.score([ScoreRequest(scorer.prompt(prompt), NO_LABELS, options) for prompt in prompts])
+    answers, _ = scorer.score(
+        [ScoreRequest(scorer.packing.prompt(prompt), NO_LABELS, options) for prompt in prompts]
+    )
     assert not any(isinstance(answer, RequestError) for answer in answers)
     return [answer.scores for answer in answers]
 
@@ -222,21 +224,24 @@ def test_no_item_and_no_neighbour_changes_a_score(name: str, scorers: Scorers) -
 
 
 def test_usage_counts_every_pair_in_full_and_nothing_is_cached(encoders: Made) -> None:
-    scorer = PairScorer(encoders("bert")[0], "cpu", "float32", 32)
+    scorer = load_encoder_scorer(encoders("bert")[0], "cpu", "float32", 32)
     prompt = random_tokens(np.random.default_rng(6), 10, [3, 0, 7], VOCABULARY).prompt()
     for _ in range(2):
-        (answer,), stats = scorer.score([ScoreRequest(scorer.prompt(prompt), NO_LABELS, ScoreOptions())])
+        (answer,), stats = scorer.score(
+            [ScoreRequest(scorer.packing.prompt(prompt), NO_LABELS, ScoreOptions())]
+        )
         assert (answer.prompt_tokens, answer.cached_tokens) == (3 * 10 + 10, 0)
         assert (stats.forwards, stats.tokens, stats.items) == (2, 40, 3)  # pairs of 13 and 10, then one of 17
 
 
 def test_a_model_that_gives_nan_gives_errors_not_scores(encoders: Made) -> None:
     checkpoint, truth = encoders("bert")
-    scorer = PairScorer(checkpoint, "cpu", "float32")
+    scorer = load_encoder_scorer(checkpoint, "cpu", "float32")
     scorer.runner._encoder.weights.embeddings.words[123] = float("nan")
     good, bad = Tokens([1, 2], [[3], [4]]), Tokens([1, 2], [[3], [123]])
     requests = [
-        ScoreRequest(scorer.prompt(call.prompt()), NO_LABELS, ScoreOptions()) for call in (good, bad, good)
+        ScoreRequest(scorer.packing.prompt(call.prompt()), NO_LABELS, ScoreOptions())
+        for call in (good, bad, good)
     ]
     answers, _ = scorer.score(requests)
     assert isinstance(answers[1], RequestError)
@@ -249,25 +254,25 @@ def test_bfloat16_stays_near_float32(name: str, encoders: Made) -> None:
     """8 bits of mantissa through four layers; the bound is twice what was seen."""
     checkpoint, truth = encoders(name)
     call = random_tokens(np.random.default_rng(8), 13, [3, 7, 12], VOCABULARY)
-    (found,) = score(PairScorer(checkpoint, "cpu", "bfloat16"), [call.prompt()], apply_softmax=True)
+    (found,) = score(load_encoder_scorer(checkpoint, "cpu", "bfloat16"), [call.prompt()], apply_softmax=True)
     np.testing.assert_allclose(found, truth.scores_of_ids(call.query, call.items, True), atol=0.05, rtol=0)
 
 
 def test_fp8_is_refused_by_name(encoders: Made) -> None:
     with pytest.raises(ValueError, match="DTYPE is fp8: encoders are served in float32 and bfloat16"):
-        PairScorer(encoders("bert")[0], "cpu", "fp8")
+        load_encoder_scorer(encoders("bert")[0], "cpu", "fp8")
 
 
 def test_a_smaller_context_is_kept(encoders: Made) -> None:
     checkpoint, truth = encoders("modernbert")
-    scorer = PairScorer(checkpoint, "cpu", "float32", max_context=20)
+    scorer = load_encoder_scorer(checkpoint, "cpu", "float32", max_context=20)
     assert scorer.facts.context_length == read_facts(checkpoint, 20).context_length == 20
     call = random_tokens(np.random.default_rng(9), 8, [3, 12], VOCABULARY)
     check(score(scorer, [call.prompt()])[0], truth.scores_of_ids(call.query, call.items))
     with pytest.raises(
         ValueError, match=f"MAX_CONTEXT is {CONTEXT + 1}: the checkpoint's context holds {CONTEXT}"
     ):
-        PairScorer(checkpoint, "cpu", "float32", max_context=CONTEXT + 1)
+        load_encoder_scorer(checkpoint, "cpu", "float32", max_context=CONTEXT + 1)
 
 
 def test_a_bert_whose_tokenizer_gives_no_types_has_one(encoders: Made, tmp_path: Path) -> None:
@@ -278,15 +283,19 @@ def test_a_bert_whose_tokenizer_gives_no_types_has_one(encoders: Made, tmp_path:
     ENCODERS["xlm-roberta"].tokenizer().save_pretrained(tmp_path)
     truth = PairTruth(tmp_path)
     assert "token_type_ids" not in truth.encode(QUERY, "x")
-    (found,) = score(PairScorer(tmp_path, "cpu", "float32"), encode(tmp_path, [TextRequest(QUERY, ITEMS)]))
+    (found,) = score(
+        load_encoder_scorer(tmp_path, "cpu", "float32"), encode(tmp_path, [TextRequest(QUERY, ITEMS)])
+    )
     check(found, truth.scores(QUERY, ITEMS))
 
 
 def test_a_pair_is_never_cut(encoders: Made) -> None:
     """A pair longer than the budget gets a forward of its own."""
     checkpoint, truth = encoders("xlm-roberta")
-    scorer = PairScorer(checkpoint, "cpu", "float32", 16)
+    scorer = load_encoder_scorer(checkpoint, "cpu", "float32", 16)
     call = random_tokens(np.random.default_rng(10), 100, [60, 1, 2], VOCABULARY)
-    answers, stats = scorer.score([ScoreRequest(scorer.prompt(call.prompt()), NO_LABELS, ScoreOptions())])
+    answers, stats = scorer.score(
+        [ScoreRequest(scorer.packing.prompt(call.prompt()), NO_LABELS, ScoreOptions())]
+    )
     assert stats.forwards == 3
     check(answers[0].scores, truth.scores_of_ids(call.query, call.items))

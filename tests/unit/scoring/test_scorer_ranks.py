@@ -20,8 +20,8 @@ from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.rank import RankError
 from hiscore.parallel.shard import Shard
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support import quantised, rank_work, tiny_models
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens
@@ -51,8 +51,8 @@ def ranks(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> R
 
 def compare(checkpoint: Path, ranks: Ranks) -> None:
     """Then again with queries from the prefix cache; a softmax does not know where they came from."""
-    alone = Scorer(checkpoint, "cpu", "float32", BUDGET)
-    together = Scorer(checkpoint, "cpu", "float32", BUDGET, leader=ranks)
+    alone = load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET)
+    together = load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, leader=ranks)
     for options in (PLAIN, PLAIN, SOFTMAX):
         expected, found = score(alone, CALLS, options), score(together, CALLS, options)
         for one, other in zip(expected, found, strict=True):
@@ -107,7 +107,7 @@ def test_without_one_ranks_part_of_the_sums_they_do_not(family: str, ranks: Rank
 def test_a_rank_reads_and_holds_its_share_alone(ranks: Ranks, tmp_path: Path) -> None:
     """As the plan says, and no more than its part of everything but heads that several ranks have."""
     checkpoint = tiny_models.make("llama-biased", tmp_path)
-    Scorer(checkpoint, "cpu", "float32", BUDGET, leader=ranks)
+    load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, leader=ranks)
     held = ranks.do(rank_work.weight_bytes_held)
     count, (a, _) = ranks.rank.shard.ranks, read_architecture(checkpoint)
     planned = [
@@ -146,7 +146,7 @@ def test_a_start_that_does_not_fit_says_which_rank_lacks_what(ranks: Ranks, tmp_
     with pytest.raises(
         RankError, match=r"rank 0 of \d: host has .* GiB left, .* are needed: keys and values"
     ):
-        Scorer(checkpoint, "cpu", "float32", BUDGET, query_cache_bytes=2**44, leader=ranks)
+        load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, query_cache_bytes=2**44, leader=ranks)
     # The ranks go on: nothing had been allocated.
     compare(checkpoint, ranks)
 
@@ -165,7 +165,7 @@ def test_the_rank_that_is_named_is_one_that_has_no_room_beside_the_others(
         resources = ServerResources.in_server(directory, "scorer", server)
         pool = int(share * available_host_bytes())
         try:
-            Scorer(
+            load_decoder_scorer(
                 checkpoint,
                 "cpu",
                 "float32",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -12,10 +13,12 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 from hiscore.prefill import row_counts
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.prefill.input_layout import StaticInputs
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.scorer import Scorer
 from tests.support.cuda_runner import use_cuda_runner
+from tests.support.scoring import use_runner
 from tests.support.slices import SlicedTorchRunner, in_turns, requests, scores
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiers import first_of
@@ -28,12 +31,12 @@ FAMILIES = ["qwen3", "gemma2", "gpt-oss", "cohere", "glm4"]
 
 def sliced(checkpoint, monkeypatch: pytest.MonkeyPatch, pages: int | None = None) -> Scorer:
     """A scorer of four layers, and slices of one each, whose pool holds garbage to begin with."""
-    scorer = Scorer(checkpoint, "cpu", "float32", BUDGET, max_context=128)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, max_context=128)
     runner = scorer.runner
-    scorer.runner = SlicedTorchRunner(runner._decoder, runner.pool.shape[1])
+    use_runner(scorer, SlicedTorchRunner(runner._decoder, runner.pool.shape[1]))
     scorer.runner.pool.fill_(float("nan"))
     if pages is not None:
-        scorer._prefix_cache = PrefixCache(pages, pages)
+        scorer.packing = replace(scorer.packing, cache=PrefixCache(pages, pages))
     return scorer
 
 
@@ -58,7 +61,7 @@ class Load:
 
 def alone(scorer: Scorer, before: list[Tokens], batch: list[Tokens]) -> list[np.ndarray]:
     """A batch's scores behind others, with nothing in between."""
-    scorer._prefix_cache.clear()
+    scorer.packing.cache.clear()
     if before:
         scorer.submit(requests(before))
     return scores(scorer.submit(requests(batch)))
@@ -126,7 +129,7 @@ def on_cuda(checkpoints, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Scorer
 
     def make() -> Scorer:
         # What a control takes for positions, when inputs are overwritten, is in the rotary tables, too.
-        scorer = Scorer(checkpoints("gemma2")[0], "cpu", "float32", 256, max_context=160)
+        scorer = load_decoder_scorer(checkpoints("gemma2")[0], "cpu", "float32", 256, max_context=160)
         use_cuda_runner(scorer, monkeypatch, 256, in_slices=True)
         scorer.runner.pool.fill_(float("nan"))
         return scorer
@@ -153,7 +156,7 @@ def test_graphs_of_slices_give_the_same_bits(on_cuda: Callable[[], Scorer]) -> N
     assert {len(rows) for rows in scorer.runner._outputs.rows(0, 2 * planned)} == {planned}
     for tails in ({}, scorer.runner._tails):
         tails.clear()
-        scorer._prefix_cache.clear()
+        scorer.packing.cache.clear()
         found, others = in_turns(scorer, large, between)
         for each, truth in zip((found, *others), expected, strict=True):
             check(each, truth, exact=True)
@@ -170,7 +173,7 @@ def test_control_with_the_same_inputs_for_all_a_forward_is_overwritten(
     scorer = on_cuda()
     large, *between = [[call] for call in CALLS]
     expected = alone(scorer, [], large)
-    scorer._prefix_cache.clear()
+    scorer.packing.cache.clear()
     with pytest.raises(RuntimeError if guarded else AssertionError):
         check(in_turns(scorer, large, between)[0], expected, exact=False)
 
@@ -183,11 +186,11 @@ def test_a_batch_that_is_given_up_leaves_the_rest_as_it_was(
     """Some of its slices are never launched: what it would have written is not found."""
     scorer = on_cuda()
     expected = alone(scorer, [], [CALLS[0]])
-    scorer._prefix_cache.clear()
+    scorer.packing.cache.clear()
     slices = scorer.in_slices(requests([CALLS[0]]))
     for _ in range(taken):
         next(slices)
     del slices
     scorer.runner.pool.fill_(float("nan"))
-    assert not scorer._prefix_cache.holds
+    assert not scorer.packing.cache.holds
     check(scores(scorer.submit(requests([CALLS[0]]))), expected, exact=True)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hiscore.scoring import scorer as scorer_module
+from hiscore.scoring import decoder_scorer
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.packing import Batch, pack
-from hiscore.scoring.scorer import Scorer
 from tests.support.comparison import INVARIANCE
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY
@@ -35,12 +35,14 @@ def mixed_calls() -> list[Tokens]:
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_scores_under_load_are_those_alone(family: str, checkpoints) -> None:
     """To `INVARIANCE`: products over other numbers of rows may add in another order on a CPU."""
-    scorer = Scorer(checkpoints(family)[0], "cpu", "float32", BUDGET, query_cache_bytes=2**20)
+    scorer = load_decoder_scorer(checkpoints(family)[0], "cpu", "float32", BUDGET, query_cache_bytes=2**20)
     calls = mixed_calls()
     found, stats = scores_under_load(scorer, calls, OPTIONS, BUDGET)
     assert stats.cached_tokens > 0
     assert stats.forwards >= sum(len(call.prompt().tokens) for call in calls) / BUDGET / 2
-    alone = scores_alone(Scorer(checkpoints(family)[0], "cpu", "float32", BUDGET, 0), calls, OPTIONS)
+    alone = scores_alone(
+        load_decoder_scorer(checkpoints(family)[0], "cpu", "float32", BUDGET, 0), calls, OPTIONS
+    )
     for scores, truth in zip(found, alone, strict=True):
         np.testing.assert_allclose(scores, truth, atol=INVARIANCE, rtol=0)
 
@@ -60,8 +62,8 @@ def test_control_rows_of_another_item_are_noticed(checkpoints, monkeypatch: pyte
     """What a race of two batches would do: here on purpose, and invisible to a call that is alone."""
     checkpoint, _ = checkpoints("llama")
     calls = mixed_calls()
-    alone = scores_alone(Scorer(checkpoint, "cpu", "float32", BUDGET, 0), calls, OPTIONS)
-    monkeypatch.setattr(scorer_module, "pack", neighbours_rows)
-    scorer = Scorer(checkpoint, "cpu", "float32", BUDGET, query_cache_bytes=2**20)
+    alone = scores_alone(load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, 0), calls, OPTIONS)
+    monkeypatch.setattr(decoder_scorer, "pack", neighbours_rows)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, query_cache_bytes=2**20)
     found, _ = scores_under_load(scorer, calls, OPTIONS, BUDGET)
     assert max(np.abs(scores - truth).max() for scores, truth in zip(found, alone, strict=True)) > INVARIANCE

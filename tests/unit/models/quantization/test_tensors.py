@@ -15,12 +15,12 @@ from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors
 from hiscore.prefill.runner import TorchRunner
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import Scorer
 from tests.support import quantised, tiny_dsa, tiny_models
 from tests.support.comparison import check, truth_of
 from tests.support.quantised import SCHEMES
-from tests.support.scoring import LABELS, score
+from tests.support.scoring import LABELS, score, use_runner
 from tests.support.strategies import random_tokens
 from tests.support.tiny_models import VOCABULARY
 
@@ -39,7 +39,7 @@ def written(
 def test_scores_are_those_of_the_dequantised_weights(scheme: str, tmp_path: Path) -> None:
     checkpoint, dense = written(scheme, tmp_path)
     call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3], VOCABULARY)
-    (found,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
     check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
 
 
@@ -48,7 +48,7 @@ def test_experts_may_be_quantised_one_by_one(scheme: str, tmp_path: Path) -> Non
     dense = tiny_models.make("mixtral", tmp_path / "dense")
     checkpoint = quantised.make(dense, SCHEMES[scheme](), tmp_path / "quantised", ("layers.1.self_attn",))
     call = random_tokens(np.random.default_rng(0), 13, [7, 3], VOCABULARY)
-    (found,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
     check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
 
 
@@ -56,7 +56,7 @@ def test_experts_in_mxfp4_are_those_that_transformers_reads(tmp_path: Path) -> N
     dense = tiny_models.make("gpt-oss", tmp_path / "dense")
     checkpoint = quantised.make_mxfp4(dense, tmp_path / "quantised")
     call = random_tokens(np.random.default_rng(0), 13, [7, 3], VOCABULARY)
-    (found,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
     truth = truth_of(dense).scores(call.query, call.items, LABELS)
     check(found, truth, over_vocabulary=True)
     # Control: one block's exponent.
@@ -64,7 +64,7 @@ def test_experts_in_mxfp4_are_those_that_transformers_reads(tmp_path: Path) -> N
     tensors = load_file(file)
     tensors["model.layers.1.mlp.experts.down_proj_scales"] += 1
     save_file(tensors, file)
-    (other,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    (other,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
     assert np.abs(other / truth - 1).max() > 0.05
 
 
@@ -94,7 +94,7 @@ def test_a_wrong_scale_shows(scheme: str, tmp_path: Path) -> None:
 def test_what_was_dequantised_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint, _ = written("gptq", tmp_path)
     with caplog.at_level(logging.INFO):
-        Scorer(checkpoint, "cpu", "float32", 64)
+        load_decoder_scorer(checkpoint, "cpu", "float32", 64)
     assert "dequantised gptq weights while loading: 0 MiB became 0 MiB of float32" in caplog.text
 
 
@@ -123,9 +123,9 @@ def test_projections_stay_in_fp8_where_they_are_and_nothing_else_does(
 def test_scores_in_fp8_are_near_those_of_the_dequantised_weights(scheme: str, tmp_path: Path) -> None:
     checkpoint, dense = written(scheme, tmp_path)
     call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3] * 4, VOCABULARY)
-    scorer = Scorer(checkpoint, "cpu", "bfloat16", 1_024, query_cache_bytes=0)
-    scorer.runner = TorchRunner(
-        Decoder(checkpoint, CPU, torch.bfloat16, fp8=True), scorer.runner.pool.shape[1]
+    scorer = load_decoder_scorer(checkpoint, "cpu", "bfloat16", 1_024, query_cache_bytes=0)
+    use_runner(
+        scorer, TorchRunner(Decoder(checkpoint, CPU, torch.bfloat16, fp8=True), scorer.runner.pool.shape[1])
     )
     softmax = ScoreOptions(apply_softmax=True)
     (found,) = score(scorer, [call], softmax)
@@ -226,7 +226,7 @@ def test_gptq_may_have_rules_for_some_modules(tmp_path: Path) -> None:
     dense = tiny_models.make("llama", tmp_path / "dense")
     checkpoint = quantised.make(dense, scheme, tmp_path / "quantised", ("layers.1.self_attn",))
     call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3], VOCABULARY)
-    (found,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
     check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
     # The controls: without the bits of its own, and where the first rule that matches is another.
     path = checkpoint / "config.json"
@@ -239,7 +239,7 @@ def test_gptq_may_have_rules_for_some_modules(tmp_path: Path) -> None:
         whole["quantization_config"]["dynamic"] = changed
         path.write_text(json.dumps(whole))
         with pytest.raises(UnsupportedCheckpoint, match=says):
-            Scorer(checkpoint, "cpu", "float32", 4_096)
+            load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
 
 
 def test_scales_of_a_quantised_cache_are_left_out(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_scales_of_a_quantised_cache_are_left_out(tmp_path: Path) -> None:
     attention = "model.layers.0.self_attn"
     more = {f"{attention}.{name}": scale.clone() for name in ("k_scale", "v_scale", "k_proj.output_scale")}
     save_file(load_file(file) | more, file)
-    Scorer(checkpoint, "cpu", "float32", 64)
+    load_decoder_scorer(checkpoint, "cpu", "float32", 64)
 
 
 def test_a_checkpoint_with_an_indexer_may_be_quantised(tmp_path: Path) -> None:

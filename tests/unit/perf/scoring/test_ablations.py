@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.scoring.ablation_groups import CPU, Arm, Group, groups
@@ -16,11 +17,11 @@ TOLERANCE = 2e-5
 
 @pytest.fixture(scope="module")
 def scorer(checkpoints) -> Scorer:
-    return Scorer(checkpoints("qwen3")[0], "cpu", "float32", 1_024, query_cache_bytes=0)
+    return load_decoder_scorer(checkpoints("qwen3")[0], "cpu", "float32", 1_024, query_cache_bytes=0)
 
 
 def test_the_check_of_a_group_sees_a_wrong_arm(checkpoints, scorer: Scorer, tmp_path: Path) -> None:
-    caching = Scorer(checkpoints("qwen3")[0], "cpu", "float32", CPU.budget, CPU.cache_bytes)
+    caching = load_decoder_scorer(checkpoints("qwen3")[0], "cpu", "float32", CPU.budget, CPU.cache_bytes)
     found = {group.name: group for group in groups(scorer, caching, CPU)}
     packed = found["multi-item, alone"]
     assert check(packed, TOLERANCE) <= TOLERANCE

@@ -1,0 +1,218 @@
+"""Loads the scorer of a decoder: plans the memory of its ranks, loads weights and, on CUDA, captures graphs."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hiscore.device import free_bytes, memory_of
+from hiscore.models.config import Architecture, read_architecture
+from hiscore.models.decoder import Decoder, weights_key
+from hiscore.models.loader import load_weights
+from hiscore.models.planned_weights import planned_bytes
+from hiscore.models.server_resources import ServerResources
+from hiscore.models.sharding import of_rank, share_of
+from hiscore.models.support import CheckpointFacts
+from hiscore.models.weight_bytes import weight_bytes
+from hiscore.parallel.rank import Leader, OneRank, Rank
+from hiscore.prefill.runner import make_runner
+from hiscore.scoring.batch_plan import ScoringPlan
+from hiscore.scoring.computation import PLACE, Computation, computation
+from hiscore.scoring.longrope import LongropeTables
+from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
+from hiscore.scoring.packing import Batch, pack
+from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_slow
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.scorer import Scorer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DecoderPacking:
+    """Packs a decoder's prompts: items share their query, which stays cached.
+
+    Attributes:
+        budget: Tokens per forward.
+        longrope: None: all prompts are rotated alike.
+    """
+
+    budget: int
+    cache: PrefixCache
+    longrope: LongropeTables | None = None
+
+    def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
+        return prompt if self.longrope is None else self.longrope.of(prompt)
+
+    def plan(self) -> ScoringPlan:
+        return ScoringPlan(self.cache, self.budget)
+
+    def pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch:
+        return pack(prompts, self.budget, self.cache, self.longrope)
+
+
+def load_decoder_scorer(
+    checkpoint: Path,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_batch_tokens: int = 16_384,
+    query_cache_bytes: int | None = None,
+    max_context: int | None = None,
+    resources: ServerResources | None = None,
+    leader: Leader | None = None,
+) -> Scorer:
+    """Plan the memory, load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
+
+    Args:
+        checkpoint: Its directory.
+        device: A name for `torch.device`; "auto": a GPU if there is one.
+        dtype: The setting; "auto": bfloat16 on a GPU, else float32.
+        max_batch_tokens: Tokens of one forward.
+        query_cache_bytes: Bytes on the device for keys and values of cached queries; 0: no cache; None: see
+            `default_cache_bytes`.
+        max_context: Tokens of query and item at most; None: see `context_limit`.
+        resources: The memory and progress that the model shares with its server; None: there is no server.
+        leader: The leader of the ranks that compute together, whose devices are used; None: there is one rank.
+
+    Raises:
+        UnsupportedCheckpoint: The decoder cannot compute the checkpoint.
+        MemoryExceeded: The device has no room for it.
+        ValueError: The device has no such format, or `max_context` exceeds the checkpoint's context.
+        RankError: One of these, on one of several ranks.
+    """
+    leader = leader or OneRank(use_device(device))
+    on, ranks = leader.rank.device, leader.rank.shard.ranks
+    a, _ = read_architecture(checkpoint, max_context)
+    precision = pick_dtype(dtype, on, a.stored_in_fp8)
+    warn_if_slow(precision, on)
+    of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)
+    computation, pool = set_up(leader, of, query_cache_bytes, resources or ServerResources())
+    original = a.original_context
+    packing = DecoderPacking(
+        max_batch_tokens,
+        PrefixCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0),
+        None if original is None else LongropeTables(original, second=a.context_length),
+    )
+    log.info(
+        "%s decoder on %s%s in %s by %s; sequences of at most %d tokens, forwards of at most %d; the pool "
+        "holds %d tokens, up to %d of them for calls of several forwards",
+        a.family.name, on, f", the first of {ranks} ranks," if ranks > 1 else "", precision,
+        type(computation.runner).__name__, a.context_length, max_batch_tokens, pool.pages * PAGE,
+        pool.reserve * PAGE,
+    )  # fmt: skip
+    return Scorer(
+        computation, CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier), packing, leader
+    )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is computed, and in which numbers.
+
+    Attributes:
+        directory: Its files.
+        dtype: The setting.
+        max_context: The setting.
+        budget: Tokens of one forward.
+    """
+
+    directory: Path
+    dtype: str
+    max_context: int | None
+    budget: int
+
+
+def set_up(
+    leader: Leader, of: Checkpoint, cache_bytes: int | None, resources: ServerResources
+) -> tuple[Computation, PoolSizes]:
+    """Plan the memory of all ranks, load the checkpoint and, on CUDA, capture graphs.
+
+    Args:
+        cache_bytes: On each rank's device, for keys and values of cached queries; None: see `default_cache_bytes`.
+        resources: What the model shares with its server.
+
+    Raises:
+        UnsupportedCheckpoint, MemoryExceeded, ValueError: See `load_decoder_scorer`.
+        RankError: The same on one of several ranks.
+    """
+    leader.prepare(partial(enter, resources=resources))
+    # The pools of all ranks are of one size, since a slot is the same on each.
+    cache_bytes = default_cache_bytes(leader.do(least_free)) if cache_bytes is None else cache_bytes
+    pool = leader.prepare(partial(claim, of=of, cache_bytes=cache_bytes))
+    leader.prepare(partial(load, of=of))
+    return leader.do(partial(finish, slots=pool.pages * PAGE, budget=of.budget), wait_for_all=True), pool
+
+
+def enter(rank: Rank, resources: ServerResources) -> None:
+    """Take the device, and a place in the server."""
+    use_device(str(rank.device))
+    rank.held["resources"] = resources
+
+
+def least_free(rank: Rank) -> int:
+    """Bytes that are free for each rank, on the device that has least."""
+    resources: ServerResources = rank.held["resources"]
+    free = resources.ledger.free(memory_of(rank.device), lambda: free_bytes(rank.device))
+    if rank.device.type != "cuda":
+        free //= rank.shard.ranks * resources.instance.of
+    most = rank.group.max(torch.tensor([-float(free)], dtype=torch.float64, device=rank.device))
+    return -int(most.item())
+
+
+def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
+    """Claim the memory for everything, before any of it is allocated. Returns the size of the pool."""
+    resources: ServerResources = rank.held["resources"]
+    whole, _ = read_architecture(of.directory, of.max_context)
+    precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
+    dtype, fp8, shard = dtype_of(precision), precision == "fp8", rank.shard
+    a = of_rank(whole, shard)
+    place, number_bytes = memory_of(rank.device), dtype.itemsize
+    resources.ledger.free(place, lambda: free_bytes(rank.device))
+    pool = pool_sizes(a, number_bytes, of.budget, cache_bytes)
+    share = partial(share_of, a=whole, shard=shard)
+    sized = replace(a, vocab_size=shard.count(a.vocab_size))
+    if fp8:
+        size = planned_bytes(partial(load_weights, of.directory, whole, dtype=dtype, fp8=fp8, shard=shard))
+    else:
+        size = weight_bytes(of.directory, number_bytes, share)
+    weights = resources.weights_line(size, weights_key(rank.device, dtype, fp8, shard))
+    owner = resources.owner("scorer", rank.device, shard.rank, shard.ranks)
+    sliced = launches_in_slices(rank, a)
+    plan = plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages, sliced)
+    resources.ledger.claim(owner, plan)
+    return pool
+
+
+def launches_in_slices(rank: Rank, a: Architecture) -> bool:
+    """Whether a GPU launches large forwards of a checkpoint in slices, and small ones between them."""
+    # Several ranks are told of whole batches. With longrope a prompt may compute its query twice: without a price
+    # for that, nothing can be said to be small.
+    return rank.shard.ranks == 1 and a.original_context is None
+
+
+def load(rank: Rank, of: Checkpoint) -> None:
+    """Load the rank's share of the weights."""
+    resources: ServerResources = rank.held["resources"]
+    whole, _ = read_architecture(of.directory, of.max_context)
+    precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
+    dtype, fp8 = dtype_of(precision), precision == "fp8"
+    decoder = Decoder(of.directory, rank.device, dtype, fp8, of.max_context, resources.weights, rank.group)
+    decoder.after_layer = resources.progress
+    rank.held["decoder"] = decoder
+
+
+def finish(rank: Rank, slots: int, budget: int) -> Computation:
+    """Allocate the KV pool and, on CUDA, capture graphs, in which ranks exchange what they compute."""
+    decoder: Decoder = rank.held.pop("decoder")
+    in_slices = launches_in_slices(rank, decoder.architecture)
+    runner = make_runner(decoder, slots, budget, in_slices=in_slices)
+    if decoder.device.type == "cuda":
+        from hiscore.kernels.pair_products import compile_for
+
+        compile_for(decoder.weights.head)  # or it would hold up the first batch
+    rank.held[PLACE] = Computation(runner, decoder.head(), decoder.architecture.is_classifier, decoder.device)
+    return computation(rank)
