@@ -103,7 +103,6 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
 
     Raises:
         ValueError: The template, its labels or the file of keys cannot be used.
-        OSError: One of their files cannot be read.
     """
     settings = settings or ApiProcessSettings()  # type: ignore[call-arg]
     served = settings.served_models.split(",")

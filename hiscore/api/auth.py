@@ -16,7 +16,6 @@ class Keys:
 
     Raises:
         ValueError: The file has no key.
-        OSError: It cannot be read.
     """
 
     def __init__(self, path: Path | None) -> None:

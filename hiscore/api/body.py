@@ -120,11 +120,7 @@ def decode(body: bytes, request_type: type[T]) -> T:
 
 
 def check_unique_keys(body: bytes) -> None:
-    """Refuse valid JSON in which an object holds a key twice: all but the last would be lost.
-
-    Raises:
-        ApiError: It does.
-    """
+    """Refuse valid JSON in which an object holds a key twice: all but the last would be lost."""
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         seen = set()
@@ -154,11 +150,7 @@ def _without_unknown_nulls(body: bytes, request_type: Any) -> bytes:
 
 
 async def check_values(body: bytes) -> None:
-    """Refuse a body that holds millions of values: making them would keep all callers waiting.
-
-    Raises:
-        ApiError: It does.
-    """
+    """Refuse a body that holds millions of values: making them would keep all callers waiting."""
     # Each has two bytes at least.
     if len(body) < 2 * MAX_VALUES or _at_most(body) <= MAX_VALUES:
         return

@@ -22,7 +22,6 @@ def read_calibration(path: Path | None) -> Temperatures:
 
     Raises:
         ValueError: It is no such file.
-        OSError: It cannot be read.
     """
     if path is None:
         return {}

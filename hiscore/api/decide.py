@@ -112,9 +112,6 @@ class Decider:
         Args:
             questions: At least one.
             rotate: Ask each choice once for every option that can be the first, and average.
-
-        Raises:
-            ApiError: The request cannot be served.
         """
         if self._prompter is None:
             raise bad_request("this model answers no questions: a causal LM with a tokenizer is needed")
@@ -198,11 +195,7 @@ def _average(
 
 
 def check_question_count(questions: Sequence[object] | Mapping[str, object]) -> None:
-    """Refuse a request with no questions, or too many.
-
-    Raises:
-        ApiError: It has.
-    """
+    """Refuse a request with no questions, or too many."""
     if not 1 <= len(questions) <= MAX_QUESTIONS:
         raise bad_request(
             f"'questions' holds {len(questions)} questions: 1 to {MAX_QUESTIONS} can be asked", "questions"
@@ -210,10 +203,6 @@ def check_question_count(questions: Sequence[object] | Mapping[str, object]) -> 
 
 
 def check_option_count(options: Sequence[object] | Mapping[str, object], most: int, param: str) -> None:
-    """Refuse a question with too few or too many options.
-
-    Raises:
-        ApiError: It has.
-    """
+    """Refuse a question with too few or too many options."""
     if not 2 <= len(options) <= most:
         raise bad_request(f"'{param}' holds {len(options)} options: 2 to {most} are needed", param)

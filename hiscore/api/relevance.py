@@ -90,9 +90,6 @@ class Ranker:
             documents: At least one.
             instruction: Says what relevant means; None: the template's own.
             truncation: Texts that may be cut.
-
-        Raises:
-            ApiError: The request cannot be served.
         """
         queries = [query] * len(documents) if isinstance(query, str) else query
         return await self._rank(RankedTexts(queries, documents, instruction, truncation), request_id)
@@ -223,10 +220,6 @@ def _made(make: Callable[[], Made]) -> Made:
 
 
 def check_documents(documents: Sequence[object], param: str) -> None:
-    """Refuse a request without documents.
-
-    Raises:
-        ApiError: There are none.
-    """
+    """Refuse a request without documents."""
     if not documents:
         raise ApiError(400, f"'{param}' is empty: at least one is needed", param)

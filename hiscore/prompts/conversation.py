@@ -34,9 +34,6 @@ class Conversations:
         reasons: Answers may begin with reasoning between marks.
         tool_format: How calls of tools are written; None: unknown.
         end_ids: The tokens that end an answer in the template.
-
-    Raises:
-        OSError: There is no tokenizer.json.
     """
 
     def __init__(self, checkpoint: Path, template: ChatTemplate, limits: TokenLimits) -> None:

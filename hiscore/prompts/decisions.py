@@ -66,11 +66,7 @@ class DecisionPrompts:
 
 
 class DecisionPrompter:
-    """Makes the prompts of one checkpoint: its own chat without reasoning, or plain text if it has no template.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
+    """Makes the prompts of one checkpoint: its own chat without reasoning, or plain text if it has no template."""
 
     def __init__(self, checkpoint: Path, limits: TokenLimits) -> None:
         self._limits = limits

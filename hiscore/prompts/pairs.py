@@ -16,7 +16,6 @@ class PairPrompts:
 
     Raises:
         ValueError: Its tokenizer makes no pairs.
-        OSError: There is no tokenizer.json.
     """
 
     def __init__(self, checkpoint: Path) -> None:

@@ -22,11 +22,7 @@ AROUND_A_PAIR = 16
 
 
 class ClassifierPairs:
-    """The prompts of a classifier without a template: query and document as a pair, as cross-encoders take them.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
+    """The prompts of a classifier without a template: pairs of query and document, as for cross-encoders."""
 
     name = "pair"
     label_ids: Sequence[int] = ()
@@ -64,7 +60,6 @@ class RerankPrompts:
 
     Raises:
         ValueError: The template or the labels cannot be used.
-        OSError: A file cannot be read.
     """
 
     def __init__(

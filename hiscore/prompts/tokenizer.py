@@ -34,9 +34,6 @@ class PromptTokenizer:
 
     Protected are the tokens that the file calls special, those like ``<|name|>``, and those in brackets, such as
     ``<think>``, that occur in a template. Other added tokens, such as runs of spaces, are parts of ordinary text.
-
-    Raises:
-        OSError: There is no tokenizer.json.
     """
 
     def __init__(self, checkpoint: Path, templates: Iterable[str] = ()) -> None:
@@ -75,11 +72,7 @@ class PromptTokenizer:
 
     @panics_refused()
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode callers' texts as they are. No special tokens are added.
-
-        Raises:
-            CannotEncode: As for `encode`.
-        """
+        """Encode callers' texts as they are. No special tokens are added."""
         rows: list[list[int]] = []
         # The library's own results are ten times as large as the ids.
         for batch in by_characters(texts, BATCH_CHARACTERS):
@@ -105,7 +98,6 @@ class PromptTokenizer:
             The ids that were encoded once, and of each prompt those behind them.
 
         Raises:
-            CannotEncode: As for `encode`.
             TooMuchText: It is more than `MAX_CHARACTERS`, or over the limits.
         """
         revealed = self.escapes.reveal(head)
@@ -129,9 +121,6 @@ class PromptTokenizer:
 
         Returns:
             As `encode_continued`.
-
-        Raises:
-            CannotEncode: As for `encode`.
         """
         revealed = [self.escapes.reveal(prompt) for prompt in prompts]
         shared = revealed[0][: common_length(revealed)]
@@ -151,11 +140,7 @@ class PromptTokenizer:
 
     @panics_refused()
     def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[list[int]]:
-        """Encode pairs of callers' texts, with the special tokens that the tokenizer puts around and between them.
-
-        Raises:
-            CannotEncode: As for `encode`.
-        """
+        """Encode pairs of callers' texts, with the tokenizer's special tokens around and between them."""
         halves = (
             self._tokenizer.encode_batch(list(texts), add_special_tokens=False) for texts in (firsts, seconds)
         )

@@ -59,7 +59,7 @@ class Batcher(Generic[Job]):
     """Runs requests in batches; `board` shows the loads of the model's instances, in the unit of costs.
 
     Example:
-        With `doubler`, a model whose jobs are numbers, and `answers`, a `ReplyTo` that keeps what is sent:
+        With `doubler`, a model whose jobs are numbers, and `answers`, a `Caller` that keeps what is sent:
 
         >>> batcher = Batcher(doubler, BatchLimits(max_batch_cost=8, max_queue=100))
         >>> batcher.submit([QueuedRequest(21, answers, deadline=math.inf)])

@@ -70,11 +70,7 @@ class Chat:
         self._generator, self._conversations = generator, conversations
 
     async def handle(self, request: ChatRequest, request_id: str) -> ChatCompletion | EventStream:
-        """Answer a request.
-
-        Raises:
-            ApiError: It cannot be served.
-        """
+        """Answer a request."""
         model = self._generator.names.check(request.model)
         if self._conversations is None or self._generator.logprobs is None:
             raise bad_request("this model has no chat template: use /v1/completions", "messages")

@@ -60,11 +60,7 @@ class Completions:
         self._generator = generator
 
     async def handle(self, request: CompletionRequest, request_id: str) -> Completion | EventStream:
-        """Answer a request.
-
-        Raises:
-            ApiError: It cannot be served.
-        """
+        """Answer a request."""
         model = self._generator.names.check(request.model)
         prompts = _prompts(request.prompt)
         if len(prompts) * request.choices > MAX_CHOICES:

@@ -138,11 +138,7 @@ class DecisionsResponse(msgspec.Struct):
 async def decisions(
     request: DecisionsRequest, request_id: str, *, decider: Decider, names: ModelNames
 ) -> DecisionsResponse:
-    """Answer the questions of a request.
-
-    Raises:
-        ApiError: The request cannot be served.
-    """
+    """Answer the questions of a request."""
     model = names.check(request.model)
     check_question_count(request.questions)
     _check_names(request.questions)

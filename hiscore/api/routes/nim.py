@@ -42,11 +42,7 @@ class RankingResponse(msgspec.Struct):
 async def ranking(
     request: RankingRequest, request_id: str, *, ranker: Ranker, names: ModelNames
 ) -> RankingResponse:
-    """Rank the passages of a request.
-
-    Raises:
-        ApiError: The request cannot be served.
-    """
+    """Rank the passages of a request."""
     names.check(request.model)
     check_documents(request.passages, "passages")
     texts = [passage.text for passage in request.passages]

@@ -54,11 +54,7 @@ class PairResponse(msgspec.Struct, kw_only=True):
 async def score_pairs(
     request: PairRequest, request_id: str, *, ranker: Ranker, names: ModelNames
 ) -> PairResponse:
-    """Score the pairs of a request.
-
-    Raises:
-        ApiError: The request cannot be served.
-    """
+    """Score the pairs of a request."""
     model = names.check(request.model)
     _, first = exactly_one({name: getattr(request, name) for name in FIRST})
     param, second = exactly_one({name: getattr(request, name) for name in SECOND})

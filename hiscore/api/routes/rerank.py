@@ -62,11 +62,7 @@ class RerankResponse(msgspec.Struct, kw_only=True):
 async def rerank(
     request: RerankRequest, request_id: str, *, ranker: Ranker, names: ModelNames
 ) -> RerankResponse:
-    """Rank the documents of a request.
-
-    Raises:
-        ApiError: The request cannot be served.
-    """
+    """Rank the documents of a request."""
     model = names.check(request.model)
     check_documents(request.documents, "documents")
     texts = [each if isinstance(each, str) else each.text for each in request.documents]

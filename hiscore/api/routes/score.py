@@ -45,11 +45,7 @@ async def score(
     limits: TokenLimits,
     max_labels: int,
 ) -> ScoreResponse:
-    """Score the items of a request. Too many token ids are refused before they are laid out for the models.
-
-    Raises:
-        ApiError: The request cannot be served.
-    """
+    """Score the items of a request. Too many token ids are refused before they are laid out for the models."""
     model = names.check(request.model)
     items = [request.items] if isinstance(request.items, str) else request.items
     _check_labels(request, len(items), max_labels)

@@ -87,11 +87,7 @@ class SystemOneResponse(msgspec.Struct):
 async def systemone(
     request: SystemOneRequest, request_id: str, *, decider: Decider, names: ModelNames
 ) -> SystemOneResponse:
-    """Answer the questions of a request.
-
-    Raises:
-        ApiError: The request cannot be served.
-    """
+    """Answer the questions of a request."""
     model = names.check(request.model)
     check_question_count(request.questions)
     questions = [_question(each, f"questions.{name}") for name, each in request.questions.items()]

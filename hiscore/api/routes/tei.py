@@ -34,11 +34,7 @@ class TeiRank(msgspec.Struct, omit_defaults=True):
 async def rerank(
     request: TeiRerankRequest, request_id: str, *, ranker: Ranker, names: ModelNames
 ) -> list[TeiRank]:
-    """Rank the texts of a request.
-
-    Raises:
-        ApiError: The request cannot be served.
-    """
+    """Rank the texts of a request."""
     names.check(request.model)
     check_documents(request.texts, "texts")
     truncation = Truncation(
