@@ -5,7 +5,7 @@ prompt before it in the batch brings. A part of a prompt holds the whole query a
 see each other, so their scores do not change.
 
 Between the slices of another batch nothing may turn out to cost more. So there only the very same query is shared:
-for others the pool may have no room (`PrefixCache.held`).
+for others the pool may have no room (`QueryCache.held`).
 
 Pure: knows no device.
 """
@@ -13,7 +13,7 @@ Pure: knows no device.
 import numpy as np
 
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from hiscore.scoring.request import ScoreRequest
 from hiscore.serving.batched_model import Part
 
@@ -27,7 +27,7 @@ WHOLE_UP_TO = 8
 class ScoringPlan:
     """`BatchPlan` of `ScoreRequest`, with costs in tokens; the progress of a job is in items."""
 
-    def __init__(self, cache: PrefixCache, budget: int) -> None:
+    def __init__(self, cache: QueryCache, budget: int) -> None:
         """Start an empty batch.
 
         Args:

@@ -7,7 +7,7 @@ from typing import Any
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TokenizedRequest, check_request, encode_plans, plan_request
+from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.encoding_plan import EncodingPlan, TextRequest
 from hiscore.scoring.layout import lay_out
 from hiscore.serving.batched_model import BatchLimits, WholeJobs
@@ -86,7 +86,7 @@ class BatchedTokenizer:
             record: Called after each batch.
             answer: Makes the answer of each request.
         """
-        self._tokenizer, self._limits, self._facts = tokenizer, limits, facts
+        self._encoder = RequestEncoder(tokenizer, limits, facts)
         self._record, self._answer = record, answer
 
     def job(self, request: TextRequest) -> TextJob:
@@ -95,9 +95,8 @@ class BatchedTokenizer:
         Raises:
             RequestError: It cannot be served.
         """
-        size = check_request(self._tokenizer, request, self._limits, self._facts)
-        is_small = size <= MAX_ALONE_BYTES
-        return TextJob(request, plan_request(self._tokenizer, request, self._limits) if is_small else None)
+        is_small = self._encoder.check(request) <= MAX_ALONE_BYTES
+        return TextJob(request, self._encoder.plan(request) if is_small else None)
 
     def cost(self, job: TextJob) -> int:
         # A large text is a batch of its own.
@@ -108,14 +107,7 @@ class BatchedTokenizer:
 
     def launch(self, jobs: list[TextJob]) -> "Iterator[EncodedBatch]":
         plans = [job.plan or self._plan(job.request) for job in jobs]
-        encoded = iter(
-            encode_plans(
-                self._tokenizer,
-                [plan for plan in plans if isinstance(plan, EncodingPlan)],
-                self._limits,
-                self._facts,
-            )
-        )
+        encoded = iter(self._encoder.encode([plan for plan in plans if isinstance(plan, EncodingPlan)]))
         answers = [plan if isinstance(plan, RequestError) else next(encoded) for plan in plans]
         yield EncodedBatch(answers, self._record, self._answer)
 
@@ -127,7 +119,7 @@ class BatchedTokenizer:
 
     def _plan(self, request: TextRequest) -> EncodingPlan | RequestError:
         try:
-            return plan_request(self._tokenizer, request, self._limits)
+            return self._encoder.plan(request)
         except RequestError as error:
             return error
 

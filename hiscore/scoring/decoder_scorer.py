@@ -25,7 +25,7 @@ from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
 from hiscore.scoring.packing import Batch, pack
 from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_slow
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.scorer import Scorer
 
@@ -42,7 +42,7 @@ class DecoderPacking:
     """
 
     budget: int
-    cache: PrefixCache
+    cache: QueryCache
     longrope: LongropeTables | None = None
 
     def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
@@ -94,7 +94,7 @@ def load_decoder_scorer(
     original = a.original_context
     packing = DecoderPacking(
         max_batch_tokens,
-        PrefixCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0),
+        QueryCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0),
         None if original is None else LongropeTables(original, second=a.context_length),
     )
     log.info(

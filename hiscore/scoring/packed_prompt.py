@@ -7,7 +7,7 @@ import numpy as np
 
 from hiscore.arrays import Int64
 from hiscore.attention.metadata import NO_SLOT, Group
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from hiscore.scoring.request import MultiItemPrompt
 
 
@@ -64,7 +64,7 @@ class PackedPrompt:
             new = slice(in_pool + shift, self.query + shift) if first < self.query else none
             yield Group(items + shift, last + shift, self.slots[:in_pool], new)
 
-    def keep_across(self, boundary: int, cache: PrefixCache) -> Iterator[Allocation]:
+    def keep_across(self, boundary: int, cache: QueryCache) -> Iterator[Allocation]:
         """Allocate slots for the tokens before a forward's end that tokens after it still see.
 
         Raises:

@@ -25,7 +25,7 @@ from hiscore.attention.metadata import Forward, Group
 from hiscore.scoring.batch_rows import BatchRows
 from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.packed_prompt import Allocation, PackedPrompt
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache, QueryKey
+from hiscore.scoring.prefix_cache import PAGE, QueryCache, QueryKey
 from hiscore.scoring.query_groups import QueryGroup, grouped_by_query
 from hiscore.scoring.request import MultiItemPrompt
 
@@ -41,7 +41,7 @@ class Batch:
 def pack(
     prompts: Sequence[MultiItemPrompt],
     budget: int,
-    cache: PrefixCache,
+    cache: QueryCache,
     longrope: LongropeTables | None = None,
 ) -> Batch:
     """Pack prompts into forwards. A prompt without items costs nothing: no row of it would be read.
@@ -58,7 +58,7 @@ def pack(
 
     Example:
         >>> prompt = MultiItemPrompt.of([1, 2, 3], [[4, 5], [6]])
-        >>> (forward,) = pack([prompt], budget=64, cache=PrefixCache(pages=8, reserve=4)).forwards
+        >>> (forward,) = pack([prompt], budget=64, cache=QueryCache(pages=8, reserve=4)).forwards
         >>> forward.positions
         array([0, 1, 2, 3, 4, 3], dtype=int32)
         >>> forward.cu_seqlens
@@ -93,7 +93,7 @@ def pack(
 
 
 def _place(
-    groups: Sequence[QueryGroup], prompts: int, cache: PrefixCache
+    groups: Sequence[QueryGroup], prompts: int, cache: QueryCache
 ) -> tuple[list[PackedPrompt], tuple[int, ...]]:
     """Line up all new tokens. Returns what is to be computed, and the cached tokens of each prompt."""
     packed: list[PackedPrompt] = []
@@ -122,7 +122,7 @@ def _cut(packed: Sequence[PackedPrompt], budget: int) -> list[int]:
     return [*ends, total] if total else []
 
 
-def _keep_across_forwards(packed: Sequence[PackedPrompt], ends: Sequence[int], cache: PrefixCache) -> None:
+def _keep_across_forwards(packed: Sequence[PackedPrompt], ends: Sequence[int], cache: QueryCache) -> None:
     """Allocate slots for the prompts that span several forwards.
 
     The forward before a boundary writes what is allocated there, so pages may pass from one prompt to another only
@@ -161,7 +161,7 @@ def pool_reserve(longest: int, budget: int) -> int:
 
 
 def _claims(
-    groups: Sequence[QueryGroup], budget: int, cache: PrefixCache
+    groups: Sequence[QueryGroup], budget: int, cache: QueryCache
 ) -> tuple[int, list[tuple[QueryKey, int]]]:
     """What a batch needs of the pool: a reserve if it takes several forwards, else what its queries hit."""
     prompts = [group.prompt for group in groups]

@@ -24,7 +24,7 @@ from hiscore.scoring.memory import CPU_ATTENTION_BYTES, CUDA_BYTES, PROCESS_BYTE
 from hiscore.scoring.packing import Batch
 from hiscore.scoring.pairs import PairRules, as_pairs, pack_pairs
 from hiscore.scoring.precision import DTYPES, pick_dtype, use_device, warn_if_slow
-from hiscore.scoring.prefix_cache import PrefixCache
+from hiscore.scoring.prefix_cache import QueryCache
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.scorer import Scorer
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -42,7 +42,7 @@ class PairPacking:
 
     budget: int
     rules: PairRules
-    cache: PrefixCache = field(default_factory=lambda: PrefixCache(0, 0, caching=False))
+    cache: QueryCache = field(default_factory=lambda: QueryCache(0, 0, caching=False))
 
     def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
         return as_pairs(prompt)

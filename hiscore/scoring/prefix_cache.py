@@ -50,7 +50,7 @@ class QueryKey:
         return bisect_left(self.pages, True, key=lambda page: page not in pages and page not in more)
 
 
-class PrefixCache:
+class QueryCache:
     """Allocates the pages of a KV pool, and caches queries in those that are left over."""
 
     def __init__(self, pages: int, reserve: int, caching: bool = True) -> None:

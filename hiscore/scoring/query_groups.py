@@ -10,7 +10,7 @@ import numpy as np
 
 from hiscore.arrays import Int64, joined
 from hiscore.scoring.longrope import LongropeTables
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from hiscore.scoring.request import MultiItemPrompt
 
 
@@ -32,7 +32,7 @@ class QueryGroup(NamedTuple):
         """How many of the query's tokens need not be computed; an empty item is read at the last one."""
         return max(0, self.prompt.query_length - (self.prompt.empty_items > 0))
 
-    def hit_pages(self, cache: PrefixCache) -> int:
+    def hit_pages(self, cache: QueryCache) -> int:
         """How many of the query's pages the cache holds and need not be computed."""
         return min(cache.leading_pages(self.prompt.query_key), self.max_hit // PAGE) if cache.caching else 0
 

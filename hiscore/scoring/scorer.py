@@ -17,7 +17,7 @@ from hiscore.scoring.computation import PLACE, Computation, compute
 from hiscore.scoring.head_results import HeadResult
 from hiscore.scoring.packing import Batch
 from hiscore.scoring.pending_scores import BatchStats, PendingScores, Scores
-from hiscore.scoring.prefix_cache import PrefixCache
+from hiscore.scoring.prefix_cache import QueryCache
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.serving.batched_model import LaunchedSlice
 
@@ -26,7 +26,7 @@ class Packing(Protocol):
     """The way from prompts to forwards: a decoder's items share their query, an encoder's are pairs with it."""
 
     @property
-    def cache(self) -> PrefixCache: ...
+    def cache(self) -> QueryCache: ...
 
     def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
         """Turn a validated prompt into the one that is computed."""

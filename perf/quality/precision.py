@@ -22,7 +22,7 @@ from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.layers.fp8 import FP8_CAPABILITY
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.encode import TokenizedRequest, encode_request
+from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
@@ -85,7 +85,8 @@ class Judge:
             )
             for group in slices(texts, GROUP)
         ]
-        encoded = [encode_request(self._tokenizer, call, Limits(), self.scorer.facts) for call in calls]
+        encoder = RequestEncoder(self._tokenizer, Limits(), self.scorer.facts)
+        encoded = encoder.encode([encoder.plan(call) for call in calls])
         found: list[Float64] = []
         for batch in slices(encoded, calls_at_once):
             answers, _ = self.scorer.score([_as_score_call(call) for call in batch])

@@ -15,7 +15,7 @@ from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_triton import Launch, TileTables, TritonAttention
 from hiscore.prefill.input_layout import InputLayout
 from hiscore.scoring.packing import pack
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from hiscore.scoring.request import MultiItemPrompt
 from perf.machine.graph_timer import microseconds
 from perf.script import arguments, write_json
@@ -40,7 +40,7 @@ def forward_of(calls: list[tuple[int, list[int]]]) -> Forward:
         MultiItemPrompt(rng.integers(0, 1000, query + sum(items)).astype(np.int32), query, np.array(items))
         for query, items in calls
     ]
-    (forward,) = pack(packed, 65_536, PrefixCache(1, 0, caching=False)).forwards
+    (forward,) = pack(packed, 65_536, QueryCache(1, 0, caching=False)).forwards
     return forward
 
 

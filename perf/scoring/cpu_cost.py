@@ -27,10 +27,10 @@ from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.models.facts import read_facts
-from hiscore.scoring.encode import encode_plans, plan_request
+from hiscore.scoring.encode import RequestEncoder
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.packing import pack
-from hiscore.scoring.prefix_cache import PrefixCache
+from hiscore.scoring.prefix_cache import QueryCache
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.settings import Device, Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -162,8 +162,9 @@ def _tokenize(checkpoint: Path, by_clock: bool) -> float:
         nonlocal tokens
         tokens = 0
         for at in range(0, len(calls), BATCH):
-            batch = [plan_request(tokenizer, call, Limits()) for call in calls[at : at + BATCH]]
-            for call in encode_plans(tokenizer, batch, Limits(), facts):
+            encoder = RequestEncoder(tokenizer, Limits(), facts)
+            batch = [encoder.plan(call) for call in calls[at : at + BATCH]]
+            for call in encoder.encode(batch):
                 if isinstance(call, RequestError):
                     raise call
                 tokens += len(call.prompt.tokens)
@@ -186,7 +187,7 @@ def packing(shape: Shape, calls: int) -> float:
 
     def work() -> None:
         for _ in range(20):
-            pack(requests, BUDGET, PrefixCache(4_096, 1_024, caching=False))
+            pack(requests, BUDGET, QueryCache(4_096, 1_024, caching=False))
 
     return 20 * calls * shape.tokens / median_s(work)
 

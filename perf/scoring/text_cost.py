@@ -27,7 +27,7 @@ from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.launcher.device_choice import choose_device
 from hiscore.models.facts import read_facts
-from hiscore.scoring.encode import TokenizedRequest, encode_plans, plan_request
+from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.settings import DEFAULT_MODEL, Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -122,8 +122,8 @@ def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
     calls = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
 
     def encode(some: Sequence[TextRequest]) -> Sequence[TokenizedRequest | RequestError]:
-        plans = [plan_request(tokenizer, call, Limits()) for call in some]
-        return encode_plans(tokenizer, plans, Limits(), facts)
+        encoder = RequestEncoder(tokenizer, Limits(), facts)
+        return encoder.encode([encoder.plan(call) for call in some])
 
     encode(calls[:8])
     measured: dict[str, float] = {}

@@ -31,7 +31,7 @@ from hiscore.launcher.command import tritonserver_flags
 from hiscore.models.facts import read_facts
 from hiscore.scoring import decoder_scorer, packing
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.encode import TokenizedRequest, encode_request
+from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
@@ -198,7 +198,10 @@ def encode(checkpoint: Path, texts: Sequence[Text]) -> tuple[list[TokenizedReque
     for query, items in texts:
         asked = TextRequest(query, items, label_token_ids=labels)
         begin = time.perf_counter()
-        calls.append(encode_request(tokenizer, asked, Limits(), facts))
+        encoder = RequestEncoder(tokenizer, Limits(), facts)
+        (call,) = encoder.encode([encoder.plan(asked)])
+        assert isinstance(call, TokenizedRequest)
+        calls.append(call)
         seconds.append(time.perf_counter() - begin)
     return calls, 1e3 * statistics.mean(seconds[WARM:])
 

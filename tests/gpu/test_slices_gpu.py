@@ -13,7 +13,7 @@ from hiscore.prefill.row_counts import SHORT_ROWS
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.pending_scores import PendingScores
-from hiscore.scoring.prefix_cache import PrefixCache
+from hiscore.scoring.prefix_cache import QueryCache
 from hiscore.scoring.scorer import Scorer
 from hiscore.serving.batched_model import LaunchedSlice
 from tests.support.slices import in_turns, requests, scores
@@ -148,8 +148,8 @@ def test_under_load_scores_are_those_of_each_item_alone(
 ) -> None:
     """Through the batcher, with queries that many calls share."""
     held: list[bool] = []
-    hold: Callable[[PrefixCache], object] = PrefixCache.held
-    monkeypatch.setattr(PrefixCache, "held", lambda self: (held.append(True), hold(self))[1])
+    hold: Callable[[QueryCache], object] = QueryCache.held
+    monkeypatch.setattr(QueryCache, "held", lambda self: (held.append(True), hold(self))[1])
     scorer = scorer_of(checkpoints, family)
     rng = np.random.default_rng(5)
     shared = [rng.integers(0, VOCABULARY, size).tolist() for size in (40, 96, 130)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TokenizedRequest, check_request, encode_plans, plan_request
+from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.encoding_plan import EncodingPlan, TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer
@@ -15,14 +15,16 @@ def encode_requests(
 ) -> list[TokenizedRequest | RequestError]:
     """Plan each request, then encode all that can be served together; one answer per request."""
 
+    encoder = RequestEncoder(tokenizer, limits, facts)
+
     def plan(request: TextRequest) -> EncodingPlan | RequestError:
         try:
-            check_request(tokenizer, request, limits, facts)
-            return plan_request(tokenizer, request, limits)
+            encoder.check(request)
+            return encoder.plan(request)
         except RequestError as error:
             return error
 
     plans = [plan(request) for request in requests]
     good = [each for each in plans if isinstance(each, EncodingPlan)]
-    encoded = iter(encode_plans(tokenizer, good, limits, facts))
+    encoded = iter(encoder.encode(good))
     return [each if isinstance(each, RequestError) else next(encoded) for each in plans]

@@ -8,7 +8,7 @@ from hiscore.attention import packed_torch
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.packed_torch import TorchAttention
 from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from tests.support.dense import dense_attention
 from tests.support.strategies import random_tokens
 
@@ -33,7 +33,7 @@ def test_segments_attend_as_the_dense_mask_says(
     generator = torch.Generator().manual_seed(2)
     sinks = (torch.randn(4, generator=generator),) if with_sinks else None
     shape = AttentionShape(4, 2, 8, 0.4, soft_cap, (window,), sinks)
-    pages = PrefixCache(pool_reserve(64, budget), reserve=0, caching=False)
+    pages = QueryCache(pool_reserve(64, budget), reserve=0, caching=False)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids)
         qkv = torch.randn(rows, 8, 8, generator=generator)
@@ -63,7 +63,7 @@ def test_logits_are_computed_only_where_they_must_be(
         lambda self, *args: computed.append(1) or attend(self, *args),
     )
     call = random_tokens(np.random.default_rng(1), 30, [4, 17], 100).prompt()
-    (forward,) = pack([call], 1_000, PrefixCache(64, reserve=0, caching=False)).forwards
+    (forward,) = pack([call], 1_000, QueryCache(64, reserve=0, caching=False)).forwards
     shape = AttentionShape(4, 2, 8, 0.4, soft_cap, (window,))
     attention = TorchAttention(shape)
     attention.plan(forward)

@@ -16,7 +16,7 @@ from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tile_inputs import describe
 from hiscore.prefill.input_layout import pad_scored
 from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from tests.support.dense import dense_attention
 from tests.support.fixed_sums import fix_sums
 from tests.support.layers import DEVICE, random
@@ -52,7 +52,7 @@ def test_attention_equals_the_dense_mask(
     sinks = (random(heads, seed=7),) * 2 if with_sinks else None
     shape = AttentionShape(heads, kv_heads, head_dim, 0.4, soft_cap, (window, window), sinks)
     reserve = pool_reserve(64, budget)
-    pages = PrefixCache(reserve + 4, reserve)
+    pages = QueryCache(reserve + 4, reserve)
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
@@ -86,10 +86,10 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
     shape = AttentionShape(heads, kv_heads, head_dim, 0.4, None, (window, None))
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)
     heads_of = random(100, 200, heads + 2 * kv_heads, head_dim)  # by token and position
-    kept = PrefixCache(16, 2)
+    kept = QueryCache(16, 2)
     pool = torch.full((16 * PAGE, 2, kv_heads, head_dim), float("nan"), device=DEVICE)
 
-    def attend(pages: PrefixCache, *calls: Tokens, attention: TritonAttention = attention) -> torch.Tensor:
+    def attend(pages: QueryCache, *calls: Tokens, attention: TritonAttention = attention) -> torch.Tensor:
         """What the last call's rows attend to."""
         (forward,) = pack([call.prompt() for call in calls], 1_000, pages).forwards
         return attend_once(forward, attention)
@@ -102,18 +102,18 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
         pool[forward.slot_mapping[written]] = torch.stack((keys, values), dim=1)
         return attention.attend(0, qkv.flatten(1).contiguous(), pool)
 
-    together = attend(PrefixCache(8, 0, caching=False), other, one)[-143:]
+    together = attend(QueryCache(8, 0, caching=False), other, one)[-143:]
     attend(kept, one)
     hit = attend(kept, other, one)
     assert len(hit) == 21 + 33 + (75 - 2 * PAGE) + 143  # two pages were found
     for first, last, item in ((0, 50, 0), (50, 53, 1), (53, 143, 2)):
-        alone = attend(PrefixCache(8, 0, caching=False), Tokens(one.query, [one.items[item]]))[75:]
+        alone = attend(QueryCache(8, 0, caching=False), Tokens(one.query, [one.items[item]]))[75:]
         torch.testing.assert_close(together[first:last], alone, atol=0, rtol=0)
         torch.testing.assert_close(hit[-143:][first:last], alone, atol=0, rtol=0)
 
     # Cut in the query, and in the first and the last item.
     for budget, sizes in ((70, [64, 64, 64, 26]), (108, [107, 85, 26])):
-        cut = pack([one.prompt()], budget, PrefixCache(16, 16)).forwards
+        cut = pack([one.prompt()], budget, QueryCache(16, 16)).forwards
         assert [len(forward.input_ids) for forward in cut] == sizes
         assert any(len(group.own_slots) for forward in cut for group in forward.groups)
         parts = torch.cat([attend_once(forward, attention) for forward in cut])[75:]
@@ -123,7 +123,7 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
     halved = TritonAttention(shape, torch.float32, multiprocessors=3)
     halved._launch = replace(halved._launch, n=halved._launch.n // 2)
     other_order = attend(
-        PrefixCache(8, 0, caching=False), Tokens(one.query, [one.items[2]]), attention=halved
+        QueryCache(8, 0, caching=False), Tokens(one.query, [one.items[2]]), attention=halved
     )[75:]
     assert not torch.equal(other_order, alone)
     torch.testing.assert_close(other_order, alone, atol=1e-5, rtol=0)
@@ -151,7 +151,7 @@ def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
     def attend(rows: torch.Tensor, lengths: list[int], squeezed: bool = False) -> torch.Tensor:
         """What the items attend to in one call, whose query and items have these rows."""
         prompt = random_tokens(np.random.default_rng(0), query, lengths, 100).prompt()
-        (forward,) = pack([prompt], 30_000, PrefixCache(1, 0, caching=False)).forwards
+        (forward,) = pack([prompt], 30_000, QueryCache(1, 0, caching=False)).forwards
         inputs = prepare(attention, forward)
         if squeezed:
             squeeze_columns(inputs, describe(forward, attention.rows_per_tile).tiles)

@@ -16,7 +16,7 @@ from hiscore.attention.packed_triton import SCORED_BLOCK, TritonAttention
 from hiscore.attention.tile_inputs import BLOCK, NO_KEY, TILE_FIELDS, describe, max_tiles, most_columns
 from hiscore.prefill.input_layout import MAX_TAIL_ROWS, NO_ROWS, pad_scored
 from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PrefixCache
+from hiscore.scoring.prefix_cache import QueryCache
 from tests.support.forwards import forward_of
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiers import first_of
@@ -30,7 +30,7 @@ def packed(calls: list[tuple[int, list[int]]]) -> Forward:
     """One forward of calls of such queries and items."""
     rng = np.random.default_rng(0)
     prompts = [random_tokens(rng, query, items, 100).prompt() for query, items in calls]
-    (forward,) = pack(prompts, 30_000, PrefixCache(8, 0, caching=False)).forwards
+    (forward,) = pack(prompts, 30_000, QueryCache(8, 0, caching=False)).forwards
     return forward
 
 
@@ -154,7 +154,7 @@ def test_the_tiles_are_what_the_rule_says(
     calls: list[Tokens], budget: int, rows_per_tile: int, caching: bool
 ) -> None:
     reserve = pool_reserve(180, budget)
-    cache = PrefixCache(reserve + 8, reserve, caching)
+    cache = QueryCache(reserve + 8, reserve, caching)
     for _ in range(2):  # the second time with queries that are cached
         for forward in pack([call.prompt() for call in calls], budget, cache).forwards:
             expected = tiles_by_rule(forward, rows_per_tile)

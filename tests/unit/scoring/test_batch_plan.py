@@ -11,7 +11,7 @@ from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
 from hiscore.scoring.batch_plan import MIN_QUERIES_PER_PART, WHOLE_UP_TO, ScoringPlan
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 
 BUDGET = 16_384
@@ -24,17 +24,17 @@ def make(query: int, items: list[int], first_id: int = 0) -> ScoreRequest:
     return ScoreRequest(MultiItemPrompt(tokens, query, np.array(items, np.int64)), LABELS, ScoreOptions())
 
 
-def cache(pages: int = 2_000, caching: bool = True) -> PrefixCache:
+def cache(pages: int = 2_000, caching: bool = True) -> QueryCache:
     reserve = pool_reserve(16_384, BUDGET)
-    return PrefixCache(pages + reserve, reserve, caching)
+    return QueryCache(pages + reserve, reserve, caching)
 
 
-def warm(cache: PrefixCache, job: ScoreRequest) -> None:
+def warm(cache: QueryCache, job: ScoreRequest) -> None:
     """Compute a job, so that its query is cached."""
     pack([job.prompt], BUDGET, cache)
 
 
-def parts_of(job: ScoreRequest, room: int, pages: PrefixCache) -> list[ScoreRequest]:
+def parts_of(job: ScoreRequest, room: int, pages: QueryCache) -> list[ScoreRequest]:
     """The parts that batches of their own would take."""
     parts, done = [], 0
     while done is not None:
@@ -140,7 +140,7 @@ def test_while_a_batch_is_held_no_batch_turns_out_larger(
     pages: int,
 ) -> None:
     """Whatever the pool has room for, and in one forward: what is computed between slices is bounded."""
-    pool = PrefixCache(pages, pages)
+    pool = QueryCache(pages, pages)
     jobs = [
         [make(query, items, 10_000 * first) for first, query, items in each]
         for each in (before, large, small)
@@ -157,7 +157,7 @@ def test_while_a_batch_is_held_no_batch_turns_out_larger(
 
 
 def test_control_otherwise_what_finds_no_room_in_the_pool_costs_more() -> None:
-    pool = PrefixCache(4, 4)
+    pool = QueryCache(4, 4)
     jobs = [make(96, [1]), make(96, [2], 5_000), make(97, [3], 5_000)]
     plan = ScoringPlan(pool, BUDGET)
     cost = sum(part.cost for job in jobs if (part := plan.take(job, 0, BUDGET, at_least_one=False)))
@@ -213,7 +213,7 @@ def test_once_the_query_is_cached_parts_are_as_small_as_the_room() -> None:
 @pytest.mark.parametrize("caching", [False, True], ids=["off", "small"])
 def test_a_query_that_cannot_stay_cached_is_not_computed_too_often(caching: bool) -> None:
     large = make(6_000, [100] * 5_000)
-    held = PrefixCache(2 * (6_000 // PAGE) - 1, 300, caching=caching)
+    held = QueryCache(2 * (6_000 // PAGE) - 1, 300, caching=caching)
     parts = parts_of(large, 2_000, held)
     assert all(len(part.prompt.tokens) > 0.9 * MIN_QUERIES_PER_PART * 6_000 for part in parts[:-1])
     # Up to a size it stays whole.

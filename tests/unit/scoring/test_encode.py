@@ -17,7 +17,7 @@ from hiscore.decoding.request import PromptReader
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TokenizedRequest, encode_request, plan_request
+from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.split_rule import SplitRule
@@ -55,7 +55,10 @@ Load = Callable[[str], tuple[TextTokenizer, Any]]
 def one(
     tokenizer: TextTokenizer, call: TextRequest, facts: CheckpointFacts = FACTS, **limits: int
 ) -> TokenizedRequest:
-    return encode_request(tokenizer, call, Limits(**limits), facts)
+    (answer,) = encode_requests(tokenizer, [call], Limits(**limits), facts)
+    if isinstance(answer, RequestError):
+        raise answer
+    return answer
 
 
 def sequences(answer: TokenizedRequest) -> list[list[int]]:
@@ -206,7 +209,7 @@ def test_a_request_costs_the_bytes_that_are_encoded_for_it(load: Load) -> None:
     """Queries that cannot be split are encoded with every item, and a batch of them took minutes."""
     call = TextRequest("Is this one", ["苹", " b"], labels=["x"])
     for name, repeated in (("qwen2", " one"), ("llama2", " one"), ("metaspace", "Is this one")):
-        plan = plan_request(load(name)[0], call, Limits())
+        plan = RequestEncoder(load(name)[0], Limits(), FACTS).plan(call)
         assert plan.cost == len("Is this one") + 3 + 2 + 1 + len(repeated), name
 
 

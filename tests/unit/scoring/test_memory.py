@@ -16,7 +16,7 @@ from hiscore.scoring.memory import (
     slot_bytes,
 )
 from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from hiscore.scoring.request import MultiItemPrompt
 from tests.support.geometries import GEOMETRIES, architecture
 
@@ -109,7 +109,7 @@ def prompt(rng: np.random.Generator, query: int, items: list[int]) -> MultiItemP
 def test_without_several_forwards_queries_have_the_whole_pool() -> None:
     """A pool that is all reserve caches nothing during a batch of several forwards, and everything otherwise."""
     rng, reserve = np.random.default_rng(0), pool_reserve(64, 128)
-    cache = PrefixCache(reserve, reserve)
+    cache = QueryCache(reserve, reserve)
     small = prompt(rng, 64, [8, 8])
     for cached in (0, 64):
         assert pack([small], 128, cache).cached_tokens == (cached,)
@@ -123,12 +123,12 @@ def test_without_several_forwards_queries_have_the_whole_pool() -> None:
 def test_a_batch_reserves_what_its_own_sequences_need() -> None:
     """Queries of short calls stay cached while a call of several forwards runs."""
     rng, reserve = np.random.default_rng(0), pool_reserve(4_096, 256)
-    cache = PrefixCache(reserve, reserve)
+    cache = QueryCache(reserve, reserve)
     call = prompt(rng, 128, [16] * 40)
     assert pack([call], 256, cache).cached_tokens == (0,)
     assert pack([call], 256, cache).cached_tokens == (128,)
     # The control: with the reserve of the longest sequence there is no room for it.
-    full = PrefixCache(reserve, reserve)
+    full = QueryCache(reserve, reserve)
     full.begin_batch = lambda reserve, hits: None  # type: ignore[method-assign]
     for _ in range(2):
         assert pack([call], 256, full).cached_tokens == (0,)

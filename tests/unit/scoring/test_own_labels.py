@@ -16,7 +16,7 @@ from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.head_results import own_counts
 from hiscore.scoring.options import ScoreOptions, parse_options
-from hiscore.scoring.prefix_cache import PrefixCache
+from hiscore.scoring.prefix_cache import QueryCache
 from hiscore.scoring.repeated_labels import check_repeated
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.score_reader import reader_of
@@ -221,7 +221,7 @@ def test_a_large_request_is_split_with_its_labels() -> None:
     own = [np.arange(count, dtype=np.int32) for count in range(2, 102)]
     request, parts, done = call(own, apply_softmax=True), [], 0
     while done is not None:
-        part = ScoringPlan(PrefixCache(64, 64), 32).take(request, done, 32, at_least_one=True)
+        part = ScoringPlan(QueryCache(64, 64), 32).take(request, done, 32, at_least_one=True)
         assert part is not None
         parts.append(part.job)
         done = part.done

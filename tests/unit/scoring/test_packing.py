@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hiscore.attention.metadata import NO_SLOT
 from hiscore.errors import PoolExhausted
 from hiscore.scoring.packing import Batch, pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from tests.support.strategies import Tokens, tokens
 
 Name = tuple[int, int, int]  # prompt, node (0: the query, i: item i - 1), index in the node
@@ -94,9 +94,9 @@ def distinct(calls: list[Tokens]) -> list[Tokens]:
     ]
 
 
-def pages(budget: int, caching: bool = False, cache_pages: int = 0) -> PrefixCache:
+def pages(budget: int, caching: bool = False, cache_pages: int = 0) -> QueryCache:
     reserve = pool_reserve(CONTEXT, budget)
-    return PrefixCache(reserve + cache_pages, reserve, caching)
+    return QueryCache(reserve + cache_pages, reserve, caching)
 
 
 batches = st.lists(tokens(vocabulary=500, longest=40, most=5), min_size=1, max_size=5).map(distinct)
@@ -205,7 +205,7 @@ def test_control_a_page_reused_too_early_is_noticed() -> None:
 @pytest.mark.parametrize(("query", "has"), [(60, 1), (60, 3), (10, 1), (10, 2)])
 def test_a_prompt_that_does_not_fit_the_pool_is_refused_and_leaks_no_page(query: int, has: int) -> None:
     """Whether there is no room for its query, or none for a part of an item beside it."""
-    small = PrefixCache(has, 0, caching=False)
+    small = QueryCache(has, 0, caching=False)
     with pytest.raises(PoolExhausted):
         pack([Tokens([1] * query, [[2] * 90] * 3).prompt()], 50, small)
     assert len(small.allocate(has)) == has
@@ -216,9 +216,9 @@ def test_the_reserve_holds_two_prompts_that_span_forwards() -> None:
     reserve = pool_reserve(64, 64)
     shapes = [(62, [1, 1, 2, 2, 2]), (51, [7, 13, 1, 11, 7])]
     prompts = [Tokens([1] * query, [[2] * item for item in items]).prompt() for query, items in shapes]
-    pack(prompts, 64, PrefixCache(reserve, reserve, caching=False))
+    pack(prompts, 64, QueryCache(reserve, reserve, caching=False))
     with pytest.raises(PoolExhausted):
-        pack(prompts, 64, PrefixCache(reserve // 2, 0, caching=False))
+        pack(prompts, 64, QueryCache(reserve // 2, 0, caching=False))
 
 
 def test_an_item_that_ends_with_its_forward_takes_no_page() -> None:
@@ -227,7 +227,7 @@ def test_an_item_that_ends_with_its_forward_takes_no_page() -> None:
 
 
 def test_the_token_that_an_empty_item_is_read_at_is_computed() -> None:
-    cache = PrefixCache(8, reserve=0)
+    cache = QueryCache(8, reserve=0)
     without, with_empty = Tokens([1] * 2 * PAGE, [[2]]).prompt(), Tokens([1] * 2 * PAGE, [[2], []]).prompt()
     assert pack([without], 1_000, cache).cached_tokens == (0,)
     assert pack([without], 1_000, cache).cached_tokens == (2 * PAGE,)
@@ -257,7 +257,7 @@ def test_ten_thousand_items_pack_without_a_loop_over_items() -> None:
 
 def test_a_miss_evicts_nothing_that_its_batch_counts_on() -> None:
     """The batch is one forward, and so has no reserve, only because the second query is cached."""
-    cache = PrefixCache(4, reserve=4)
+    cache = QueryCache(4, reserve=4)
     missing, known = (Tokens([first] * 3 * PAGE, [[2]]).prompt() for first in (1, 3))
     pack([known], 1_000, cache)
     batch = pack([missing, known], 3 * PAGE + 2, cache)

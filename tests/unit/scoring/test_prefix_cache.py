@@ -5,7 +5,7 @@ import pytest
 
 from hiscore.errors import PoolExhausted
 from hiscore.scoring.packing import pack
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache, QueryKey
+from hiscore.scoring.prefix_cache import PAGE, QueryCache, QueryKey
 from tests.support.strategies import Tokens
 
 
@@ -14,7 +14,7 @@ def query(pages: int, first_id: int = 0) -> np.ndarray:
     return np.arange(first_id, first_id + pages * PAGE, dtype=np.int32)
 
 
-def hit(cache: PrefixCache, tokens: np.ndarray) -> int:
+def hit(cache: QueryCache, tokens: np.ndarray) -> int:
     """Tokens hit by a query in its own batch."""
     found = cache.acquire_query(QueryKey.of(tokens), len(tokens))[1]
     cache.end_batch()
@@ -22,7 +22,7 @@ def hit(cache: PrefixCache, tokens: np.ndarray) -> int:
 
 
 def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
-    cache = PrefixCache(4, reserve=0)
+    cache = QueryCache(4, reserve=0)
     length = 2 * PAGE + 8
     first, second = Tokens([1] * length, [[2]]).prompt(), Tokens([3] * length, [[2]]).prompt()
     changed = Tokens([1] * PAGE + [4] * (PAGE + 8), [[2]]).prompt()
@@ -40,7 +40,7 @@ def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
 
 def test_the_end_of_a_query_is_evicted_before_its_beginning() -> None:
     """A beginning without an end is still a hit; an end without its beginning is none."""
-    cache = PrefixCache(3, reserve=0)
+    cache = QueryCache(3, reserve=0)
     assert hit(cache, query(3)) == 0
     for evicted in (1, 2):
         assert len(cache.allocate(1)) == 1
@@ -50,7 +50,7 @@ def test_the_end_of_a_query_is_evicted_before_its_beginning() -> None:
 
 
 def test_a_partial_page_and_another_prefix_are_no_hit() -> None:
-    cache = PrefixCache(8, reserve=0)
+    cache = QueryCache(8, reserve=0)
     hit(cache, query(2))
     assert hit(cache, query(2)[: 2 * PAGE - 1]) == PAGE
     assert hit(cache, query(2, first_id=1)) == 0
@@ -59,7 +59,7 @@ def test_a_partial_page_and_another_prefix_are_no_hit() -> None:
 
 
 def test_no_more_is_taken_from_the_cache_than_allowed() -> None:
-    cache = PrefixCache(4, reserve=0)
+    cache = QueryCache(4, reserve=0)
     slots, _ = cache.acquire_query(QueryKey.of(query(2)), 2 * PAGE)
     cache.end_batch()
     for max_hit, found in ((2 * PAGE, 2 * PAGE), (2 * PAGE - 1, PAGE), (PAGE, PAGE), (PAGE - 1, 0)):
@@ -70,13 +70,13 @@ def test_no_more_is_taken_from_the_cache_than_allowed() -> None:
 
 
 def test_without_caching_nothing_is_found() -> None:
-    cache = PrefixCache(4, reserve=0, caching=False)
+    cache = QueryCache(4, reserve=0, caching=False)
     assert [hit(cache, query(1)) for _ in range(2)] == [0, 0]
     assert len(cache.allocate(4)) == 4
 
 
 def test_hits_too_leave_the_reserve_to_prompts_that_span_forwards() -> None:
-    cache = PrefixCache(6, reserve=3)
+    cache = QueryCache(6, reserve=3)
     queries = [query(1, first_id=i) for i in range(6)]
     for each in queries:
         hit(cache, each)
@@ -90,7 +90,7 @@ def test_hits_too_leave_the_reserve_to_prompts_that_span_forwards() -> None:
 
 
 def test_pages_in_use_are_not_evicted() -> None:
-    cache = PrefixCache(2, reserve=0)
+    cache = QueryCache(2, reserve=0)
     slots, _ = cache.acquire_query(QueryKey.of(query(1)), PAGE)
     other = cache.allocate(1)
     assert slots[0] // PAGE not in other
@@ -102,7 +102,7 @@ def test_pages_in_use_are_not_evicted() -> None:
 
 
 def test_a_miss_does_not_evict_what_its_own_query_hit() -> None:
-    cache = PrefixCache(3, reserve=0)
+    cache = QueryCache(3, reserve=0)
     hit(cache, query(1))
     hit(cache, query(2, first_id=1))
     slots, found = cache.acquire_query(
@@ -113,12 +113,12 @@ def test_a_miss_does_not_evict_what_its_own_query_hit() -> None:
 
 
 def test_a_batch_finds_its_own_pages_without_room_for_more() -> None:
-    cache = PrefixCache(1, reserve=0)
+    cache = QueryCache(1, reserve=0)
     assert [cache.acquire_query(QueryKey.of(query(1)), PAGE)[1] for _ in range(2)] == [0, PAGE]
 
 
 def test_clearing_frees_all_pages_even_those_in_use() -> None:
-    cache = PrefixCache(3, reserve=0)
+    cache = QueryCache(3, reserve=0)
     hit(cache, query(1))
     cache.acquire_query(QueryKey.of(query(1, first_id=1)), PAGE)
     cache.clear()
@@ -127,7 +127,7 @@ def test_clearing_frees_all_pages_even_those_in_use() -> None:
 
 
 def test_what_a_held_batch_writes_is_not_found_and_what_it_reads_stays() -> None:
-    cache = PrefixCache(5, reserve=0)
+    cache = QueryCache(5, reserve=0)
     hit(cache, query(1))
     known, new = QueryKey.of(query(1)), QueryKey.of(query(3))  # which begins with the known page
     cache.begin_batch(0)
@@ -155,7 +155,7 @@ def test_what_a_held_batch_writes_is_not_found_and_what_it_reads_stays() -> None
 
 
 def test_no_page_is_lost_to_a_batch_that_cannot_be_held_beside_another() -> None:
-    cache = PrefixCache(4, reserve=0)
+    cache = QueryCache(4, reserve=0)
     cache.begin_batch(0)
     cache.acquire_query(first := QueryKey.of(query(2, first_id=500)), 0)
     cache.end_batch()
@@ -174,7 +174,7 @@ def test_no_page_is_lost_to_a_batch_that_cannot_be_held_beside_another() -> None
 
 def test_of_what_two_batches_computed_one_copy_is_kept() -> None:
     """And the end of the query is evicted before its beginning, as ever."""
-    cache = PrefixCache(6, reserve=0)
+    cache = QueryCache(6, reserve=0)
     key = QueryKey.of(query(3))
     cache.begin_batch(0)
     cache.acquire_query(key, 0)

@@ -15,7 +15,7 @@ from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.prefill.input_layout import StaticInputs
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, QueryCache
 from hiscore.scoring.scorer import Scorer
 from tests.support.cuda_runner import use_cuda_runner
 from tests.support.scoring import use_runner
@@ -36,7 +36,7 @@ def sliced(checkpoint, monkeypatch: pytest.MonkeyPatch, pages: int | None = None
     use_runner(scorer, SlicedTorchRunner(runner._decoder, runner.pool.shape[1]))
     scorer.runner.pool.fill_(float("nan"))
     if pages is not None:
-        scorer.packing = replace(scorer.packing, cache=PrefixCache(pages, pages))
+        scorer.packing = replace(scorer.packing, cache=QueryCache(pages, pages))
     return scorer
 
 
@@ -93,7 +93,7 @@ def check(found: list[np.ndarray], expected: list[np.ndarray], exact: bool) -> N
 def test_control_without_a_hold_pages_are_overwritten_and_read_too_early(
     pages: int | None, checkpoints, monkeypatch
 ) -> None:
-    monkeypatch.setattr(PrefixCache, "held", lambda self: nullcontext())
+    monkeypatch.setattr(QueryCache, "held", lambda self: nullcontext())
     scorer, load = sliced(checkpoints("qwen3")[0], monkeypatch, pages), Load(0)
     scores(scorer.submit(requests(load.before)))
     large, between = in_turns(scorer, load.large, load.between)
