@@ -22,7 +22,7 @@ GAMMA, FIRST_MULTIPLIER, SECOND_MULTIPLIER = (
 
 def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
     """The next decode step of running sequences, one row for each."""
-    seq_indices = np.array([sequence.seq_index for sequence in sequences], np.int32)
+    seq_indices = np.array([sequence.held.seq_index for sequence in sequences], np.int32)
     positions = np.array([sequence.length for sequence in sequences], np.int32)
     tokens = [sequence.forced_token for sequence in sequences]
     forced = None
@@ -34,28 +34,29 @@ def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
 def make_prefill_chunk(sequence: Sequence, tokens: int, windows: tuple[Int32, Int32]) -> PrefillChunk:
     """The next tokens of a sequence's prompt; windows: see `Windows.of_chunk`."""
     start, end = sequence.prefilled, sequence.prefilled + tokens
-    last, params = tokens == sequence.prompt_left, sequence.call.params
+    last, params, held = tokens == sequence.prompt_left, sequence.call.params, sequence.held
     # Nothing will read the keys and values of a sequence that ends with its first token: no offload.
-    host_pages = sequence.host_pages if params.max_tokens > 1 else NO_PAGES
+    host_pages = held.host_pages if params.max_tokens > 1 else NO_PAGES
     return PrefillChunk(
-        sequence.seq_index, sequence.call.prompt[start:end], start, sequence.staging_pages, host_pages, last,
+        held.seq_index, sequence.call.prompt[start:end], start, held.staging_pages, host_pages, last,
         full_attention=not params.sparse, window_pages=windows[0], into_windows=windows[1],
     )  # fmt: skip
 
 
 def make_admission(sequence: Sequence) -> Admission:
     """Once the last chunk of its prefill, or its copy from the host into staging, is launched."""
+    held = sequence.held
     newest = min(sequence.sampled, sequence.num_output_tokens) - 1
     return Admission(
-        sequence.seq_index,
+        held.seq_index,
         sequence.length,
-        sequence.host_pages,
-        sequence.device_pages,
-        sequence.staging_pages,
+        held.host_pages,
+        held.device_pages,
+        held.staging_pages,
         full_attention=not sequence.selects,
         first_token=sequence.output_ids[newest] if sequence.restored else None,
-        window_pages=sequence.window_pages_of(0, len(sequence.host_pages)),
-        is_buffer_alone=sequence.restored and sequence.restored_pages is not None,
+        window_pages=held.window_pages_of(0, len(held.host_pages)),
+        is_buffer_alone=sequence.restored and held.restored_pages is not None,
     )
 
 

@@ -62,7 +62,7 @@ class BlockManager:
         indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free
         preempted = list(without)
         for each in preempted:
-            indices, device = indices + (each.seq_index >= 0), device + len(each.device_pages)
+            indices, device = indices + (each.held.seq_index >= 0), device + len(each.held.device_pages)
         return (
             indices > 0
             and needed.host + spare.host <= host + given_up.host
@@ -102,12 +102,13 @@ class BlockManager:
         Returns:
             What was found, to be copied as far as it is not on the device; None if nothing was.
         """
-        sequence.seq_index = int(self.seq_indices.allocate(1)[0])
+        held = sequence.held
+        held.seq_index = int(self.seq_indices.allocate(1)[0])
         new, copies = self.host.allocate(needed.host), int(found.copied.sum())
         blocks = found.blocks.copy()
         blocks[found.copied] = new[:copies]
-        sequence.source_blocks = found.blocks[found.copied]
-        self.host.hold(sequence.source_blocks)
+        held.source_blocks = found.blocks[found.copied]
+        self.host.hold(held.source_blocks)
         self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
         self.windows.add(sequence, needed.window)
         on_device = self._prompts.give(sequence, needed, found)
@@ -115,17 +116,17 @@ class BlockManager:
         if not len(blocks):
             return None
         return Prefix(
-            sequence.seq_index, len(blocks) * self._cache_config.block_tokens, self._pages_of(found.blocks),
-            self._pages_of(blocks), sequence.staging_pages, on_device,
+            held.seq_index, len(blocks) * self._cache_config.block_tokens, self._pages_of(found.blocks),
+            self._pages_of(blocks), held.staging_pages, on_device,
         )  # fmt: skip
 
     def needed_to_start(self, sequence: Sequence) -> PagesNeeded:
         """What a sequence that waits needs besides the host pages that it has."""
         config = self._cache_config
-        if len(sequence.host_pages):
+        if len(sequence.held.host_pages):
             # It may have more pages than its length needs, and gets back those that were taken.
-            held = len(sequence.host_pages) * config.page_size - 1
-            tokens = max(sequence.length, held, len(sequence.call.prompt) + sequence.replayed - 1)
+            room = len(sequence.held.host_pages) * config.page_size - 1
+            tokens = max(sequence.length, room, len(sequence.call.prompt) + sequence.replayed - 1)
             staged = self._prompts.to_stage(sequence)
             needed = pages_needed(sequence.call, tokens, config, sequence.resident, staged)
             missing = needed.host - len(self.blocks_of(sequence))
@@ -138,41 +139,42 @@ class BlockManager:
 
     def missing(self, sequence: Sequence) -> PagesNeeded:
         """What a running sequence needs before its next step."""
-        if sequence.length < len(sequence.host_pages) * self._cache_config.page_size:
+        if sequence.length < len(sequence.held.host_pages) * self._cache_config.page_size:
             return NOTHING
         return self._next_block(sequence)
 
     def will_grow(self, sequence: Sequence) -> PagesNeeded:
         """What a sequence may need next: nothing if it has enough until its end."""
-        room = len(sequence.host_pages) * self._cache_config.page_size
+        room = len(sequence.held.host_pages) * self._cache_config.page_size
         if len(sequence.call.prompt) + sequence.call.params.max_tokens <= room:
             return NOTHING
         return self._next_block(sequence)
 
     def grow(self, sequence: Sequence, missing: PagesNeeded) -> Growth:
         """Give a running sequence what it misses."""
-        config, start = self._cache_config, len(sequence.host_pages)
-        before = sequence.device_pages
+        held = sequence.held
+        config, start = self._cache_config, len(held.host_pages)
+        before = held.device_pages
         self._add_blocks(sequence, self.host.allocate(missing.host))
         new = self.device.allocate(missing.device)
         self.windows.add(sequence, missing.window)
-        sequence.device_pages = np.concatenate((before, new))
-        host = sequence.host_pages
-        windows = sequence.window_pages_of(start, len(host))
-        if config.dense or len(before) < start or len(sequence.device_pages) == len(host):
-            return Growth(sequence.seq_index, start, host[start:], new, window_pages=windows)
-        sequence.device_pages, spilled = spilled_order(
-            start, sequence.device_pages, config.lru_pages, config.ring_pages
+        held.device_pages = np.concatenate((before, new))
+        host = held.host_pages
+        windows = held.window_pages_of(start, len(host))
+        if config.dense or len(before) < start or len(held.device_pages) == len(host):
+            return Growth(held.seq_index, start, host[start:], new, window_pages=windows)
+        held.device_pages, spilled = spilled_order(
+            start, held.device_pages, config.lru_pages, config.ring_pages
         )
         return Growth(
-            sequence.seq_index, start, host[start:], sequence.device_pages, spilled, host[:spilled], windows
+            held.seq_index, start, host[start:], held.device_pages, spilled, host[:spilled], windows
         )  # fmt: skip
 
     def free_staging(self, sequence: Sequence) -> None:
         """Free a sequence's staging pages, and the blocks of others that were copied there."""
         self._prompts.take_back(sequence)
-        self.host.release(sequence.source_blocks)
-        sequence.source_blocks = NO_PAGES
+        self.host.release(sequence.held.source_blocks)
+        sequence.held.source_blocks = NO_PAGES
 
     def blocks_kept(self, sequence: Sequence, given_up: int) -> int:
         """How many of its first host blocks a sequence keeps when it gives up others.
@@ -200,41 +202,42 @@ class BlockManager:
 
     def free(self, sequence: Sequence, left: int = 0) -> Release:
         """Free everything that a sequence holds, except its first blocks on the host if it is only preempted."""
-        blocks, device = self.blocks_of(sequence), sequence.device_pages
+        held = sequence.held
+        blocks, device = self.blocks_of(sequence), held.device_pages
         lost = self.host.release(blocks[left:])
         if self._prompts.stay(sequence):
             device = self.device.cache(blocks, self.host.can_be_found(blocks), device)
-        release = Release(sequence.seq_index, self._pages_of(lost), device)
+        release = Release(held.seq_index, self._pages_of(lost), device)
         self.free_staging(sequence)
         self.device.free(release.device)
         self.windows.free(sequence, left)
-        if sequence.seq_index >= 0:
-            self.seq_indices.free(np.array([sequence.seq_index], np.int32))
+        if held.seq_index >= 0:
+            self.seq_indices.free(np.array([held.seq_index], np.int32))
         self._holders.discard(sequence)
-        sequence.seq_index, sequence.device_pages = -1, NO_PAGES
-        sequence.host_pages = sequence.host_pages[: left * self._cache_config.block_pages]
+        held.seq_index, held.device_pages = -1, NO_PAGES
+        held.host_pages = held.host_pages[: left * self._cache_config.block_pages]
         return release
 
     def blocks_of(self, sequence: Sequence) -> Int32:
         """The host blocks that a sequence holds, in the order of positions: int32."""
         pages = self._cache_config.block_pages
-        return (sequence.host_pages[::pages] // pages).astype(np.int32)
+        return (sequence.held.host_pages[::pages] // pages).astype(np.int32)
 
     def _next_block(self, sequence: Sequence) -> PagesNeeded:
         """A block of the host's, and the device pages that come with it."""
         config = self._cache_config
-        pages = min(len(sequence.host_pages) + config.block_pages, config.max_pages)
+        pages = min(len(sequence.held.host_pages) + config.block_pages, config.max_pages)
         device = device_pages_of(pages, sequence.call, config, sequence.resident)
         kept = kept_pages_of(device, sequence.call, config) - self._kept_by(sequence)
         window = self.windows.missing(sequence, -(-pages // config.block_pages))
-        return PagesNeeded(1, device - len(sequence.device_pages), 0, kept, window)
+        return PagesNeeded(1, device - len(sequence.held.device_pages), 0, kept, window)
 
     def _kept_by(self, sequence: Sequence) -> int:
-        return kept_pages_of(len(sequence.device_pages), sequence.call, self._cache_config)
+        return kept_pages_of(len(sequence.held.device_pages), sequence.call, self._cache_config)
 
     def _add_blocks(self, sequence: Sequence, blocks: Int32) -> None:
-        pages = np.concatenate((sequence.host_pages, self._pages_of(blocks)))
-        sequence.host_pages = pages[: self._cache_config.max_pages]
+        pages = np.concatenate((sequence.held.host_pages, self._pages_of(blocks)))
+        sequence.held.host_pages = pages[: self._cache_config.max_pages]
 
     def _pages_of(self, blocks: Int32) -> Int32:
         pages = self._cache_config.block_pages

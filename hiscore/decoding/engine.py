@@ -52,7 +52,11 @@ class InFlight:
     def failed(self) -> list[tuple[Sequence, Exception]]:
         """Sequences that failed at the launch: they must end before another launch has a row for them."""
         failures = self.launched.failures
-        return [(each, failures[each.seq_index]) for each in self.sequences if each.seq_index in failures]
+        return [
+            (each, failures[each.held.seq_index])
+            for each in self.sequences
+            if each.held.seq_index in failures
+        ]
 
 
 class DecodeEngine:
@@ -187,10 +191,10 @@ class DecodeEngine:
                 self._fail_each(launched[-1].failed)
         for sequence in schedule.resumed:
             with self._fail_only([sequence]):
+                held = sequence.held
                 self._worker.restore(
-                    sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages,
-                    sequence.restored_pages,
-                )  # fmt: skip
+                    held.seq_index, sequence.length, held.host_pages, held.staging_pages, held.restored_pages
+                )
         for sequence, prefix in schedule.fetched:
             with self._fail_only([sequence]):
                 self._worker.fetch(prefix)

@@ -46,7 +46,7 @@ class PageReclaimer:
             return True
         # Those that are being prefilled may be newer still: they are preempted when they run.
         if victim is not sequence or not self._queues.starting:
-            victim.gives_up = given_up
+            victim.turn.gives_up = given_up
             self._queues.move(victim, Status.DRAINING)
         return False
 

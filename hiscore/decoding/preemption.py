@@ -35,7 +35,7 @@ class PreemptionPolicy:
 
     def is_overdue(self, waiting: Sequence, step: int) -> bool:
         """Whether a sequence has waited long enough at this step to preempt another."""
-        return self.most > 0 and step - waiting.waiting_since >= self.wait_steps(waiting)
+        return self.most > 0 and step - waiting.turn.waiting_since >= self.wait_steps(waiting)
 
     def is_short(self, waiting: Sequence) -> bool:
         """Whether a sequence will soon have ended once it has started."""
@@ -44,7 +44,7 @@ class PreemptionPolicy:
     def may_preempt(self, running: Sequence, waiting: Sequence) -> bool:
         """Whether a running sequence has had as long a turn, and would not end soon anyway; see `can_spare`."""
         steps = self.wait_steps(waiting)
-        return running.steps_run >= steps and running.tokens_left > steps
+        return running.turn.steps_run >= steps and running.tokens_left > steps
 
     def wait_steps(self, waiting: Sequence) -> int:
         """How many steps a sequence waits before it is overdue."""
@@ -53,10 +53,10 @@ class PreemptionPolicy:
 
 def can_spare(holder: Sequence, lost: int) -> bool:
     """Whether a sequence can repeat so many steps and still get on."""
-    return 2 * lost <= holder.steps_run or holder.num_output_tokens >= 2 * holder.replayed
+    return 2 * lost <= holder.turn.steps_run or holder.num_output_tokens >= 2 * holder.replayed
 
 
 def newest(sequences: Iterable[Sequence], on_host: bool) -> Sequence | None:
     """The newest sequence that holds memory: on the host, or on the device."""
-    holders = [each for each in sequences if len(each.host_pages if on_host else each.device_pages)]
-    return max(holders, key=lambda each: each.queue_position, default=None)
+    holders = [each for each in sequences if len(each.held.host_pages if on_host else each.held.device_pages)]
+    return max(holders, key=lambda each: each.turn.queue_position, default=None)

@@ -62,39 +62,40 @@ class PromptPages:
         """
         is_taken = np.repeat(~found.copied, self._config.block_pages)
         pages = np.full(max(needed.device, len(is_taken)), -1, np.int32)
-        if needed.device == len(sequence.host_pages):  # so they are in the order of positions
+        if needed.device == len(sequence.held.host_pages):  # so they are in the order of positions
             pages[: len(is_taken)][is_taken] = self._device.take(found.taken).ravel()
         on_device = pages[: len(is_taken)] >= 0
         pages = pages[: needed.device]
         pages[pages < 0] = self._device.allocate(int((pages < 0).sum()))
-        sequence.device_pages = pages
+        sequence.held.device_pages = pages
         self._lend(sequence, needed.staging)
         return on_device | (self._config.prompts_in == "dense")
 
     def stay(self, sequence: Sequence) -> bool:
         """Whether what a sequence has in its pages may be found there by others: as it ends, with all of them."""
-        is_whole = len(sequence.device_pages) == len(sequence.host_pages)
+        is_whole = len(sequence.held.device_pages) == len(sequence.held.host_pages)
         return self.from_buffers and is_whole and sequence.ended and not sequence.has_failed
 
     def _lend(self, sequence: Sequence, count: int) -> None:
         """Lend a sequence pages, and say where its tokens come: it must have the pages that it keeps."""
+        held = sequence.held
         found, config = self._in_buffer(sequence), self._config
-        sequence.restored_pages = None if found is None else found[0]
-        sequence.borrowed_pages = self._lender.allocate(count)
+        held.restored_pages = None if found is None else found[0]
+        held.borrowed_pages = self._lender.allocate(count)
         if config.prompts_in == "staging":
-            sequence.staging_pages = sequence.borrowed_pages
+            held.staging_pages = held.borrowed_pages
         elif config.prompts_in == "dense":
-            sequence.staging_pages = staging_pages_in(sequence.host_pages, config)
+            held.staging_pages = staging_pages_in(held.host_pages, config)
         elif found is not None:
-            sequence.staging_pages = staging_pages_in(sequence.device_pages[found[1]], config)
+            held.staging_pages = staging_pages_in(held.device_pages[found[1]], config)
         else:
-            pages = sequence.borrowed_pages if count else sequence.device_pages
-            sequence.staging_pages = staging_pages_in(pages, config)
+            pages = held.borrowed_pages if count else held.device_pages
+            held.staging_pages = staging_pages_in(pages, config)
 
     def take_back(self, sequence: Sequence) -> None:
         """Take back what a sequence was lent."""
-        self._lender.free(sequence.borrowed_pages)
-        sequence.staging_pages = sequence.borrowed_pages = NO_PAGES
+        self._lender.free(sequence.held.borrowed_pages)
+        sequence.held.staging_pages = sequence.held.borrowed_pages = NO_PAGES
 
     def _in_buffer(self, sequence: Sequence) -> tuple[Int64, Int64] | None:
         """The pages that a preempted sequence goes on with, and their places in its buffer; None: all of them."""

@@ -14,7 +14,7 @@ OrderedSet = dict[Sequence, None]  # by insertion
 
 def by_age(sequence: Sequence) -> float:
     """A key that sorts the oldest first; one that was preempted for another is new again."""
-    return sequence.queue_position
+    return sequence.turn.queue_position
 
 
 class Queues:
@@ -56,11 +56,11 @@ class Queues:
     def enqueue(self, sequence: Sequence, step: int) -> None:
         """Make a sequence the last of those that wait, from this step on."""
         self._queued += 1
-        sequence.queue_position, sequence.waiting_since = self._queued, step
+        sequence.turn.queue_position, sequence.turn.waiting_since = self._queued, step
 
     def put_before(self, sequence: Sequence, other: Sequence) -> None:
         """Let a sequence that waits have its turn just before another."""
-        sequence.queue_position = math.nextafter(other.queue_position, 0.0)
+        sequence.turn.queue_position = math.nextafter(other.turn.queue_position, 0.0)
 
     def add(self, sequence: Sequence, step: int) -> None:
         """Queue a new sequence."""

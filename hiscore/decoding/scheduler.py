@@ -47,7 +47,7 @@ class PassedOver:
     def add(self, sequence: Sequence, lacks_host: bool) -> None:
         """Pass a sequence over, which may lack memory of the host."""
         self.sequences.append(sequence)
-        if sequence.times_overtaken >= MAX_OVERTAKEN:
+        if sequence.turn.times_overtaken >= MAX_OVERTAKEN:
             self.keepers.append(sequence)
             # Preempted sequences hold host pages: they must be able to go on.
             self.barred |= {Status.WAITING} if lacks_host else {Status.WAITING, Status.PREEMPTED}
@@ -55,7 +55,7 @@ class PassedOver:
     def overtake(self) -> None:
         """Count that a later sequence starts."""
         for sequence in self.sequences:
-            sequence.times_overtaken += 1
+            sequence.turn.times_overtaken += 1
 
 
 class Scheduler:
@@ -100,15 +100,15 @@ class Scheduler:
         schedule = Schedule(releases=self._releases)
         self._releases = []
         for sequence in list(self.queues.draining):
-            if not sequence.in_flight and is_drained(sequence.seq_index):
+            if not sequence.in_flight and is_drained(sequence.held.seq_index):
                 self._free(sequence, schedule.releases)
         for sequence in list(self.queues.admitted):
-            if is_drained(sequence.seq_index):
+            if is_drained(sequence.held.seq_index):
                 self.blocks.free_staging(sequence)
                 sequence.is_indexed = True
                 self.queues.move(sequence, Status.RUNNING)
         for sequence in list(self.queues.restoring):
-            if is_drained(sequence.seq_index):
+            if is_drained(sequence.held.seq_index):
                 self._go_on(sequence, schedule)
         if self.queues.waiting:
             self.publish_prompts()  # they may begin alike
@@ -145,7 +145,7 @@ class Scheduler:
         self._steps += 1
         schedule.decode_batch = make_decode_batch(schedule.stepped)
         for sequence in schedule.stepped:
-            sequence.steps_run += 1
+            sequence.turn.steps_run += 1
             sequence.sampled += 1
             sequence.in_flight += 1
             sequence.use_mask()
@@ -159,7 +159,7 @@ class Scheduler:
         while not (self.queues.active or self.queues.draining) and (
             holder := newest(self.queues.preempted, on_host=True)
         ):
-            self._reclaimer.take_host_blocks(holder, len(holder.host_pages), schedule.releases)
+            self._reclaimer.take_host_blocks(holder, len(holder.held.host_pages), schedule.releases)
             self._start_fitting(schedule)
 
     def _start_fitting(self, schedule: Schedule) -> None:
@@ -193,7 +193,7 @@ class Scheduler:
         # What is found spares blocks of the host alone.
         if not self.blocks.can_allocate(replace(needed, host=0), spare):
             return needed, None
-        if not len(sequence.host_pages):
+        if not len(sequence.held.host_pages):
             found = self.prefix_cache.take(sequence)
             needed = replace(needed, host=needed.host - len(found.taken))
         if self.blocks.can_allocate(needed, spare):
@@ -207,7 +207,7 @@ class Scheduler:
         """Whether a sequence may start before those that were passed over, if there is room."""
         # One resumes in an iteration: it is copied as a whole. Where ranks share the host pool, the running ones
         # wait for that; elsewhere for what its admission copies on the device.
-        if len(sequence.host_pages) and schedule.resumed:
+        if len(sequence.held.host_pages) and schedule.resumed:
             return False
         return sequence.status not in passed.barred or self._starvation.may_overtake(
             sequence, self._steps, passed.keepers, spare
@@ -223,7 +223,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, needed: PagesNeeded, found: Found, schedule: Schedule) -> None:
         """Give a sequence what it needs, and let it go on from what the host has of it."""
-        sequence.restored = len(sequence.host_pages) > 0
+        sequence.restored = len(sequence.held.host_pages) > 0
         prefix = self.blocks.allocate(sequence, needed, found)
         if prefix is not None:
             self.prefix_cache.count(prefix)
@@ -231,7 +231,7 @@ class Scheduler:
             if not sequence.num_output_tokens:
                 sequence.cached_tokens = prefix.tokens
             schedule.fetched.append((sequence, prefix))
-        sequence.times_overtaken = sequence.steps_run = 0
+        sequence.turn.times_overtaken = sequence.turn.steps_run = 0
         if sequence.restored:
             schedule.resumed.append(sequence)
         is_copied = sequence.restored or (prefix is not None and not prefix.on_device.all())
@@ -278,10 +278,10 @@ class Scheduler:
 
     def _free(self, sequence: Sequence, releases: list[Release]) -> None:
         """Take back what a sequence holds. One that has not ended is preempted: it may keep host pages."""
-        held = sequence.seq_index >= 0 or len(sequence.host_pages)
-        left = 0 if sequence.ended else self.blocks.blocks_kept(sequence, sequence.gives_up)
-        gives_up = sequence.ended or sequence.gives_up > 0
-        sequence.gives_up, sequence.is_counted = 0, False
+        held = sequence.held.seq_index >= 0 or len(sequence.held.host_pages)
+        left = 0 if sequence.ended else self.blocks.blocks_kept(sequence, sequence.turn.gives_up)
+        gives_up = sequence.ended or sequence.turn.gives_up > 0
+        sequence.turn.gives_up, sequence.is_counted = 0, False
         if gives_up and sequence.is_indexed and not sequence.has_failed:
             self.prefix_cache.publish(sequence, self.blocks.blocks_of(sequence), sequence.length)
         release = self.blocks.free(sequence, left)
@@ -293,5 +293,5 @@ class Scheduler:
         self.preemptions += 1
         if gives_up:
             sequence.go_back(left * self._cache_config.block_tokens)
-        sequence.waiting_since = self._steps
+        sequence.turn.waiting_since = self._steps
         self.queues.move(sequence, Status.PREEMPTED)

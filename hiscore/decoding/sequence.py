@@ -88,57 +88,22 @@ class Output:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(eq=False)
-class Sequence:
-    """A call, the pages that it holds, and how far it has come.
+@dataclass
+class Holdings:
+    """Pages that a sequence holds. The pools alone write here.
 
     Attributes:
-        call: The request.
-        reply_to: Passed through: the engine's caller knows the sequence by it.
-        stop_checker: Decides when it ends, and which text may be sent until then.
-        status: Changed by the scheduler alone.
-        seq_index: Its row in per-sequence tables; -1 while it has none.
-        host_pages: int32 [n]: its block table in the host pool.
-        device_pages: int32 [n]: its pages of the device buffer.
-        staging_pages: int32 [n]: what its prompt is prefilled into.
-        borrowed_pages: int32 [n]: pages that it has only for that.
-        source_blocks: int32 [n]: host blocks of others that it copies from, and holds until then.
-        window_pages: int32 [n]: its places in windowed layers, which its pages take in turn, kept as long as any
-            host pages.
-        furthest: Tokens that it had before it went back, at most: what these places may hold.
-        prefilled: Prompt tokens launched.
-        sampled: Tokens sampled by launches, including those still in flight.
-        read: Of these, those that have been read.
-        output_ids: Generated tokens, as they were sent.
-        replayed: Pages were taken: what it repeats of so many `output_ids` is fed once more, and not sent again.
-        in_flight: Launches that have not been read.
-        ended: It has had its last output: tokens still in flight are dropped.
-        queue_position: The lowest of all that wait comes first.
-        waiting_since: The step at which it began to wait.
-        resident: It is on the device as a whole, and attends to everything for now.
-        full_attention_tokens: How many of its first tokens attend to everything; by default any number.
-        gives_up: Host blocks that are taken when it is preempted: its last ones.
-        restored: It was resumed from its host pages, without a prefill.
-        restored_pages: int64: which of its pages were copied for that; None: all.
-        has_index: Its index is complete: it has selected since it was made.
-        times_overtaken: How many later ones have started while it waits.
-        steps_run: Steps since it started or was resumed, less twice those that it has lost meanwhile.
-        has_left_queue: Its prefill has begun; for `hiscore.decoding.times`, as the next.
-        mask: Tokens that its grammar allows next; None while that is not known.
-        is_counted: Its tokens are counted on the device, for penalties.
-        cached_tokens: Prompt tokens that were found in the prefix cache.
-        hashes: Of its blocks of tokens, as far as they were needed.
-        is_indexed: All of its prompt is on the host, and in the index and the dense layers.
-        is_published: Its prompt's blocks can be found by others.
-        has_failed: It ended with an error of the model or the device: nothing of it is used again.
-        last_token_at: When its last token was read, on the monotonic clock; 0 before the first.
+        seq_index: Row of the per-sequence tables; -1: none.
+        host_pages: int32 [n]: the sequence's block table in the host pool.
+        device_pages: int32 [n]: pages of the device buffer.
+        staging_pages: int32 [n]: pages into which the prompt is prefilled.
+        borrowed_pages: int32 [n]: pages held for the prefill only.
+        source_blocks: int32 [n]: host blocks of others that are copied, held until then.
+        window_pages: int32 [n]: places in windowed layers, which the sequence's pages take in turn; kept as long
+            as any host pages.
+        restored_pages: int64 [n]: host pages that a resumed sequence copies to staging; None: all.
     """
 
-    call: DecodeCall
-    reply_to: Any
-    stop_checker: StopChecker
-
-    status: Status = Status.WAITING
     seq_index: int = -1
     host_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     device_pages: Int32 = field(default_factory=lambda: NO_PAGES)
@@ -146,36 +111,99 @@ class Sequence:
     borrowed_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     source_blocks: Int32 = field(default_factory=lambda: NO_PAGES)
     window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
-    furthest: int = 0
-
-    prefilled: int = 0
-    sampled: int = 0
-    read: int = 0
-    output_ids: list[int] = field(default_factory=list)
-    replayed: int = 0
-    in_flight: int = 0
-    ended: bool = False
-
-    resident: bool = False
-    full_attention_tokens: float = math.inf
-    gives_up: int = 0
-    restored: bool = False
     restored_pages: Int64 | None = None
-    has_index: bool = False
+
+    def window_pages_of(self, first: int, last: int) -> Int32:
+        """Places of pages [first, last) in windowed layers: int32; before the window they hold other pages."""
+        if not len(self.window_pages):
+            return NO_PAGES
+        pages: Int32 = self.window_pages[np.arange(first, last) % len(self.window_pages)]
+        return pages
+
+
+@dataclass
+class Turn:
+    """Place in the queue, and what the sequence has had of its turn. The queues and their policies write here.
+
+    Attributes:
+        queue_position: The lowest of all that wait comes first.
+        waiting_since: Step at which the wait began.
+        times_overtaken: Number of later sequences that have started during the wait.
+        steps_run: Steps since the start or resumption, less twice those lost meanwhile.
+        gives_up: Host blocks, the last ones, that are taken at a preemption.
+    """
 
     queue_position: float = 0
     waiting_since: int = 0
     times_overtaken: int = 0
     steps_run: int = 0
-    has_left_queue: bool = False
-    last_token_at: float = 0.0
-    mask: Int32 | None = None
-    is_counted: bool = False
-    cached_tokens: int = 0
-    hashes: PageHashes | None = None
+    gives_up: int = 0
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A call, what it holds, and how far it has come.
+
+    Attributes:
+        call: The request.
+        reply_to: Passed through: the engine's caller knows the sequence by it.
+        stop_checker: Decides when the sequence ends, and which text may be sent until then.
+        held: Pages; written by the pools.
+        turn: Place in the queue; written by the queues and their policies.
+        status: Written by `Queues`.
+        prefilled: Prompt tokens launched.
+        sampled: Tokens sampled by launches, including those still in flight.
+        read: Of these, those that have been read.
+        output_ids: Generated tokens, as they were sent.
+        replayed: After a loss of pages, so many of `output_ids` are fed once more, and not sent again.
+        furthest: Tokens before the sequence went back, at most: what its places in windowed layers may hold.
+        in_flight: Launches that have not been read.
+        ended: The last output is out: tokens still in flight are dropped.
+        has_failed: The model or the device failed: nothing of the sequence is used again.
+        resident: On the device as a whole, attending to everything for now.
+        full_attention_tokens: Number of first tokens that attend to everything; by default any.
+        restored: Resumed from host pages, without a prefill.
+        has_index: The index is complete: the sequence has selected since it was made.
+        is_indexed: All of the prompt is on the host, and in the index and the dense layers.
+        is_published: The prompt's blocks can be found by others.
+        hashes: Hashes of the blocks of tokens, as far as they were needed.
+        cached_tokens: Prompt tokens that were found in the prefix cache.
+        mask: Tokens that the grammar allows next; None while that is not known.
+        is_counted: The tokens are counted on the device, for penalties.
+        has_left_queue: The prefill has begun; written by `Times`.
+        last_token_at: Time of the last token read, on the monotonic clock; 0 before the first. Written by `Times`.
+    """
+
+    call: DecodeCall
+    reply_to: Any
+    stop_checker: StopChecker
+    held: Holdings = field(default_factory=Holdings)
+    turn: Turn = field(default_factory=Turn)
+
+    status: Status = Status.WAITING
+    prefilled: int = 0
+    sampled: int = 0
+    read: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    replayed: int = 0
+    furthest: int = 0
+    in_flight: int = 0
+    ended: bool = False
+    has_failed: bool = False
+
+    resident: bool = False
+    full_attention_tokens: float = math.inf
+    restored: bool = False
+    has_index: bool = False
     is_indexed: bool = False
     is_published: bool = False
-    has_failed: bool = False
+    hashes: PageHashes | None = None
+    cached_tokens: int = 0
+
+    mask: Int32 | None = None
+    is_counted: bool = False
+    has_left_queue: bool = False
+    last_token_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.mask = self.call.mask
@@ -218,13 +246,6 @@ class Sequence:
     def selects(self) -> bool:
         return self.call.params.sparse and not self.resident
 
-    def window_pages_of(self, first: int, last: int) -> Int32:
-        """Places of its pages [first, last) in windowed layers: int32; before its window they hold other pages."""
-        if not len(self.window_pages):
-            return NO_PAGES
-        pages: Int32 = self.window_pages[np.arange(first, last) % len(self.window_pages)]
-        return pages
-
     def steps_beyond(self, tokens: int) -> int:
         """Steps that it repeats if only its first tokens are left."""
         return max(0, self.length - max(tokens, len(self.call.prompt)))
@@ -248,7 +269,7 @@ class Sequence:
         """
         if tokens >= self.length:
             return
-        self.steps_run -= 2 * self.steps_beyond(tokens)
+        self.turn.steps_run -= 2 * self.steps_beyond(tokens)
         if self.full_attention_tokens < math.inf and not self.resident:
             # The steps that it repeats select: its prompt alone attends to everything again.
             self.full_attention_tokens = min(self.full_attention_tokens, max(tokens, len(self.call.prompt)))

@@ -30,7 +30,7 @@ def to_recall(running: Iterable[Sequence], free: int, cache_config: CacheConfig)
     if first is None:
         return None
     pages = -(-(first.length + first.tokens_left + 1) // cache_config.page_size) + cache_config.block_pages
-    return first if min(pages, cache_config.max_pages) - len(first.device_pages) <= free else None
+    return first if min(pages, cache_config.max_pages) - len(first.held.device_pages) <= free else None
 
 
 def _tokens(sequence: Sequence) -> int:

@@ -52,7 +52,7 @@ class StarvationGuard:
         if victim.status is Status.PREEMPTED:
             self._reclaimer.take_host_blocks(victim, lacking, schedule.releases)
             return
-        victim.gives_up = lacking
+        victim.turn.gives_up = lacking
         if not lacking:
             self._queues.enqueue(victim, step)
         self._queues.move(victim, Status.DRAINING)
@@ -88,13 +88,15 @@ class StarvationGuard:
             if can_spare(holder, lost) and self._blocks.can_allocate(needed, spare, runs, freed):
                 victims.append(holder)
         return max(
-            victims, key=lambda holder: (holder.status is Status.PREEMPTED, holder.steps_run), default=None
+            victims,
+            key=lambda holder: (holder.status is Status.PREEMPTED, holder.turn.steps_run),
+            default=None,
         )
 
     def _fits_without_younger(self, sequence: Sequence, spare: PagesNeeded) -> bool:
         needed = self._blocks.needed_to_start(sequence)
         holders = [*self._queues.active, *self._queues.preempted]
-        younger = [each for each in holders if each.queue_position > sequence.queue_position]
+        younger = [each for each in holders if each.turn.queue_position > sequence.turn.queue_position]
         younger = [each for each in younger if self._policy.is_short(each)]
         freed = sum((self._blocks.freed_by(each, left=0) for each in younger), NOTHING)
         return self._blocks.can_allocate(needed, spare, younger, freed)

@@ -27,7 +27,7 @@ class Windows:
         """Give a sequence so many places more."""
         blocks, pages = self.pool.allocate(count), self._config.block_pages
         new = (blocks[:, None] * pages + np.arange(pages, dtype=np.int32)).ravel().astype(np.int32)
-        sequence.window_pages = np.concatenate((sequence.window_pages, new))
+        sequence.held.window_pages = np.concatenate((sequence.held.window_pages, new))
 
     def of_chunk(self, sequence: Sequence, tokens: int) -> tuple[Int32, Int32]:
         """Pages for the next tokens of a prompt.
@@ -38,8 +38,8 @@ class Windows:
         page = self._config.page_size
         start, end = sequence.prefilled, -(-(sequence.prefilled + tokens) // page)
         return (
-            sequence.window_pages_of(0, -(-start // page)),
-            sequence.window_pages_of(start // page, end),
+            sequence.held.window_pages_of(0, -(-start // page)),
+            sequence.held.window_pages_of(start // page, end),
         )
 
     def has(self, sequence: Sequence, tokens: int) -> bool:
@@ -57,9 +57,9 @@ class Windows:
     def free(self, sequence: Sequence, left: int) -> None:
         """Free the places that a sequence does not need with so many of its first blocks."""
         pages = left * self._config.block_pages
-        freed = sequence.window_pages[pages :: self._config.block_pages] // self._config.block_pages
+        freed = sequence.held.window_pages[pages :: self._config.block_pages] // self._config.block_pages
         self.pool.free(freed.astype(np.int32))
-        sequence.window_pages = sequence.window_pages[:pages]
+        sequence.held.window_pages = sequence.held.window_pages[:pages]
 
     def _count(self, sequence: Sequence) -> int:
-        return len(sequence.window_pages) // self._config.block_pages
+        return len(sequence.held.window_pages) // self._config.block_pages

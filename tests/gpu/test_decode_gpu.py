@@ -266,7 +266,7 @@ def test_all_from_the_host_is_dense_to_the_bit(workers: Any, dtype: torch.dtype)
     seq_index, _ = driver.admit(prompt(200), 300)
     driver.drain(seq_index)
     torch.cuda.synchronize()
-    page = int(driver.sequences[seq_index].host_pages[2])
+    page = int(driver.sequences[seq_index].held.host_pages[2])
     worker._cache.host_kv[-1, page, 0, 1, 3, 0] += 8
     assert not torch.equal(driver.step([seq_index], cold=True), dense[1])
     driver.leave(seq_index)
@@ -312,7 +312,9 @@ def test_the_host_has_what_the_device_has(workers: Any, selector: str, ring: int
     torch.cuda.synchronize()
     assert differing(worker, driver) == 0
     newest, page_size = driver.sequences[seq_indices[0]], worker.cache_config.page_size
-    worker._cache.host_kv[1, int(newest.host_pages[(newest.length - 1) // page_size])] += 1  # the control
+    worker._cache.host_kv[1, int(newest.held.host_pages[(newest.length - 1) // page_size])] += (
+        1  # the control
+    )
     assert differing(worker, driver) > 0
     for seq_index in seq_indices:
         driver.leave(seq_index)

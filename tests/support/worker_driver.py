@@ -57,17 +57,25 @@ class Driver:
             part = tokens[start : start + cache_config.prefill_token_budget]
             before, into = self.blocks.windows.of_chunk(sequence, len(part))
             last = start + len(part) == len(tokens)
+            held = sequence.held
             chunk = PrefillChunk(
-                sequence.seq_index, part, start, sequence.staging_pages, sequence.host_pages, last, not sparse,
-                before, into,
-            )  # fmt: skip
+                held.seq_index,
+                part,
+                start,
+                held.staging_pages,
+                held.host_pages,
+                last,
+                not sparse,
+                before,
+                into,
+            )
             sequence.prefilled = chunk.end
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()
         sequence.sampled = 1
         worker.admit(make_admission(sequence))
-        self.sequences[sequence.seq_index] = sequence
-        return sequence.seq_index, logits[0]
+        self.sequences[sequence.held.seq_index] = sequence
+        return sequence.held.seq_index, logits[0]
 
     def step(self, seq_indices: list[int], fed: list[int] | None = None, cold: bool = False) -> Tensor:
         """Run one step.
@@ -122,19 +130,19 @@ class Driver:
 
     def resume(self, sequence: Sequence) -> int:
         """Resume a preempted sequence; returns its new index."""
-        cache_config, pages = self.worker.cache_config, len(sequence.host_pages)
+        cache_config, pages = self.worker.cache_config, len(sequence.held.host_pages)
         device = device_pages_of(pages, sequence.call, cache_config, sequence.resident)
         staged = self.blocks._prompts.to_stage(sequence)
         staging = staging_pages_of(staged, device == pages, cache_config)
         self.blocks.allocate(sequence, PagesNeeded(0, device, staging))
         sequence.restored = True
         self.worker.restore(
-            sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages,
-            sequence.restored_pages,
+            sequence.held.seq_index, sequence.length, sequence.held.host_pages, sequence.held.staging_pages,
+            sequence.held.restored_pages,
         )  # fmt: skip
         self.worker.admit(make_admission(sequence))
-        self.sequences[sequence.seq_index] = sequence
-        return sequence.seq_index
+        self.sequences[sequence.held.seq_index] = sequence
+        return sequence.held.seq_index
 
     def drain(self, seq_index: int) -> None:
         """Wait until all offloads of a sequence have landed."""
@@ -145,10 +153,10 @@ class Driver:
 
     def _end_staging(self) -> None:
         for sequence in self.sequences.values():
-            self.worker.drained(sequence.seq_index)  # which polls what has landed
+            self.worker.drained(sequence.held.seq_index)  # which polls what has landed
             if (
-                len(sequence.staging_pages)
-                and self.worker._schedule._landed[sequence.seq_index] >= sequence.prefilled - 1
+                len(sequence.held.staging_pages)
+                and self.worker._schedule._landed[sequence.held.seq_index] >= sequence.prefilled - 1
             ):
                 self.blocks.free_staging(sequence)
 
@@ -172,23 +180,23 @@ class Driver:
 def host_rows(worker: CacheWorker, sequence: Sequence, positions: Tensor) -> Tensor:
     """A sequence's keys and values in the host pool: [Lh, n, C, H, D] for int64 [n] positions."""
     page = worker.cache_config.page_size
-    pages = torch.from_numpy(sequence.host_pages.astype(np.int64))[positions // page]
+    pages = torch.from_numpy(sequence.held.host_pages.astype(np.int64))[positions // page]
     return worker._cache.host_kv[:, pages, :, :, positions % page].permute(1, 0, 3, 2, 4)
 
 
 def device_rows(worker: CacheWorker, sequence: Sequence, layer: int, head: int) -> tuple[Tensor, Tensor]:
     """A sequence's tokens on the device in a layer and head: int64 [n] positions, and their rows [n, C, D]."""
     cache, shape, page = worker._cache, worker._cache.shape, worker._cache.shape.page_size
-    host = torch.from_numpy(sequence.host_pages.astype(np.int64))
+    host = torch.from_numpy(sequence.held.host_pages.astype(np.int64))
     pages = torch.arange(-(-sequence.length // page))
     if layer in cache.dense:
         device_pages = host[pages]
     else:
-        table = cache.device_block_table[sequence.seq_index].cpu().long()
+        table = cache.device_block_table[sequence.held.seq_index].cpu().long()
         in_ring = pages > (sequence.length - 1) // page - shape.ring_pages
         under_lru = cache.device_page_of[cache.sparse[layer], :, head].cpu().long()[host[pages]]
         device_pages = torch.where(in_ring, table[shape.lru_pages + pages % shape.ring_pages], under_lru)
-        if bool(cache.fully_resident[sequence.seq_index]):
+        if bool(cache.fully_resident[sequence.held.seq_index]):
             device_pages = table[pages]
     pages, device_pages = pages[device_pages >= 0], device_pages[device_pages >= 0]
     positions = (pages[:, None] * page + torch.arange(page)).flatten()

@@ -19,8 +19,8 @@ def sequence(prompt: int = 5, **params: float) -> Sequence:
 
 def test_a_step_feeds_each_sequence_s_newest_token_and_samples_the_next() -> None:
     first, second = sequence(5, temperature=1.0, seed=7), sequence(9, temperature=0.5, seed=8)
-    first.seq_index, first.prefilled, first.sampled = 3, 5, 1
-    second.seq_index, second.prefilled, second.sampled = 0, 9, 4
+    first.held.seq_index, first.prefilled, first.sampled = 3, 5, 1
+    second.held.seq_index, second.prefilled, second.sampled = 0, 9, 4
     batch = make_decode_batch([first, second])
     assert (batch.seq_indices.dtype, batch.positions.dtype) == (np.int32, np.int32)
     assert batch.seq_indices.tolist() == [3, 0]

@@ -109,7 +109,9 @@ def test_a_prompt_is_prefilled_where_it_stays_and_borrows_pages_only_if_it_does_
             break
         assert blocks.can_allocate(needed)
         blocks.allocate(each, needed)
-        assert each.staging_pages.tolist() == each.device_pages.tolist()  # of 16 tokens each, as staging's
+        assert (
+            each.held.staging_pages.tolist() == each.held.device_pages.tolist()
+        )  # of 16 tokens each, as staging's
     # 9 device pages are left: for a buffer of 5, but not for a prompt of 7 beside it.
     assert not blocks.can_allocate(needed)
     # The longest is spilled, and leaves its own: now there is room, and what was borrowed comes back.
@@ -118,8 +120,8 @@ def test_a_prompt_is_prefilled_where_it_stays_and_borrows_pages_only_if_it_does_
     blocks.free(resident)
     assert blocks.can_allocate(needed)
     blocks.allocate(each, needed)
-    assert not np.isin(each.staging_pages, each.device_pages).any()
-    assert len(each.staging_pages) == 7
+    assert not np.isin(each.held.staging_pages, each.held.device_pages).any()
+    assert len(each.held.staging_pages) == 7
     blocks.free_staging(each)
     assert blocks.device.num_free == free + 7 - 5
     blocks.free(each)
@@ -153,7 +155,7 @@ def test_dense_prompts_are_prefilled_into_the_pages_that_they_keep() -> None:
     blocks = BlockManager(IN_DENSE)
     each = started(100)
     blocks.allocate(each, blocks.needed_to_start(each))
-    assert each.staging_pages.tolist() == each.host_pages.tolist()
+    assert each.held.staging_pages.tolist() == each.held.host_pages.tolist()
     blocks.free_staging(each)
     assert blocks.host.num_used == 7  # they are its own
     larger = replace(IN_DENSE, page_size=32)
@@ -193,16 +195,16 @@ def test_blocks_that_are_copied_are_held_until_they_are_in_staging(ends: str) ->
         found, needed = cache.take(each), pages_needed(each.call, 20, config)
         blocks.allocate(each, replace(needed, host=needed.host - len(found.taken)), found)
         cache.publish(each, blocks.blocks_of(each), 20)
-    assert second.source_blocks.tolist() == first.host_pages[:4].tolist()
-    assert not np.isin(second.host_pages, first.host_pages).any()
+    assert second.held.source_blocks.tolist() == first.held.host_pages[:4].tolist()
+    assert not np.isin(second.held.host_pages, first.held.host_pages).any()
     if ends == "itself":
         blocks.free(second)
-        assert blocks.host.is_held(first.host_pages).all()
+        assert blocks.host.is_held(first.held.host_pages).all()
     else:
         blocks.free(first)
         assert not set(blocks.host.allocate(blocks.host.num_free).tolist()) & set(
-            second.source_blocks.tolist()
+            second.held.source_blocks.tolist()
         )
-        borrowed = second.source_blocks
+        borrowed = second.held.source_blocks
         blocks.free_staging(second)
         assert not blocks.host.is_held(borrowed).any()

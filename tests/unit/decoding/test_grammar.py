@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders
 from hiscore.decoding.batch import make_sampling_batch
 from hiscore.decoding.grammar import Grammar, GrammarCompiler
 from hiscore.decoding.sampling_params import SamplingParams
-from hiscore.decoding.sequence import DecodeCall, Sequence
+from hiscore.decoding.sequence import DecodeCall, Holdings, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.token_sampler import TokenSampler
 from hiscore.errors import Code, RequestError
@@ -63,7 +63,7 @@ def generated(
     eos = eos_of(tokenizer)
     mask = grammar.mask() if grammar else None
     call = DecodeCall(np.array([1], np.int32), params, math.inf, grammar=grammar, mask=mask)
-    sequence = Sequence(call, None, StopChecker(params, {eos}), seq_index=0)
+    sequence = Sequence(call, None, StopChecker(params, {eos}), Holdings(seq_index=0))
     sampler = TokenSampler(1, torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     vocabulary = tokenizer.backend.get_vocab_size() + PADDING

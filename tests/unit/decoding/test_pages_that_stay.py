@@ -38,14 +38,14 @@ def test_a_prompt_takes_over_the_pages_that_stay() -> None:
     drive = Drive(STAYS)
     drive.add(first := sequence(70))
     drive.until(first, Status.RUNNING)
-    pages = first.device_pages[:4]
+    pages = first.held.device_pages[:4]
     drive.until(first, Status.FINISHED)
     device = drive.scheduler.blocks.device
     assert (device.num_free, device.num_cached) == (16, 4)
     drive.add(beside := sequence(5, 100))
     drive.until(beside, Status.RUNNING)
     prefix = found_by(drive, later := sequence(80))
-    assert later.device_pages[:4].tolist() == pages.tolist()
+    assert later.held.device_pages[:4].tolist() == pages.tolist()
     assert (prefix.tokens, prefix.on_device.tolist()) == (64, [True] * 4)
     assert later.status is Status.ADMITTED  # prefilled at once: there is no copy to wait for
     cache = drive.scheduler.prefix_cache
@@ -130,11 +130,11 @@ def test_what_a_sequence_that_runs_holds_is_copied_and_its_own_pages_stay() -> N
     drive.until(second, Status.FINISHED)
     # Its blocks are found under the first one's: nobody would look for its pages.
     assert drive.scheduler.blocks.device.num_cached == 0
-    pages = first.device_pages
+    pages = first.held.device_pages
     drive.until(first, Status.FINISHED)
     third = sequence(40, 2)
     assert found_by(drive, third).on_device.all()
-    assert third.device_pages[:2].tolist() == pages[:2].tolist()
+    assert third.held.device_pages[:2].tolist() == pages[:2].tolist()
 
 
 def test_one_that_is_cancelled_before_its_first_token_leaves_what_it_took_over() -> None:
@@ -157,8 +157,8 @@ def test_one_that_selects_from_the_start_fetches_and_leaves_them() -> None:
     later.resident = False
     prefix = next(fetched[0][1] for _ in range(9) if (fetched := drive.go().fetched))
     assert not prefix.on_device.any()
-    assert len(later.device_pages) == 3
-    assert not np.isin(later.borrowed_pages, later.device_pages).any()
+    assert len(later.held.device_pages) == 3
+    assert not np.isin(later.held.borrowed_pages, later.held.device_pages).any()
     drive.until(later, Status.FINISHED)
     assert drive.scheduler.blocks.device.num_cached == 4
 

@@ -80,10 +80,10 @@ def test_the_life_of_a_sequence() -> None:
     admission = make_admission(each)
     assert (admission.length, admission.first_token, admission.full_attention) == (30, None, False)
     assert make_admission(sequence(sparse=False)).full_attention
-    drive.undrained = {each.seq_index}
+    drive.undrained = {each.held.seq_index}
     assert drive.go(3).decode_batch is None  # until its prompt is offloaded
     assert each.status is Status.ADMITTED
-    assert len(each.staging_pages) == 2
+    assert len(each.held.staging_pages) == 2
     drive.undrained = set()
     positions = []
     for _ in range(2):
@@ -91,9 +91,10 @@ def test_the_life_of_a_sequence() -> None:
         assert schedule.decode_batch is not None
         positions += schedule.decode_batch.positions.tolist()
     assert positions == [30, 31]
-    assert len(each.staging_pages) == 0
+    assert len(each.held.staging_pages) == 0
     assert each.status is Status.DRAINING  # its last token is in flight: no wasted row
-    seq_index, host, device = each.seq_index, each.host_pages, each.device_pages
+    held = each.held
+    seq_index, host, device = held.seq_index, held.host_pages, held.device_pages
     drive.undrained = {seq_index}
     assert drive.go(4).releases == []
     drive.undrained = set()
@@ -117,7 +118,7 @@ def test_a_sequence_of_one_token_is_never_admitted() -> None:
     assert [len(chunk.host_pages) for chunk in schedule.chunks] == [0]
     assert drive.until(each, Status.FINISHED) <= 3
     drive.add(other := sequence(max_tokens=2))
-    assert [chunk.host_pages is other.host_pages for chunk in drive.go().chunks] == [True]
+    assert [chunk.host_pages is other.held.host_pages for chunk in drive.go().chunks] == [True]
 
 
 def test_sequences_that_run_are_in_every_step_while_others_prefill() -> None:
@@ -135,7 +136,7 @@ def test_short_prompts_share_a_forward() -> None:
     drive.add(*short)
     schedule = drive.go()
     assert schedule.completed == schedule.admitted == short
-    assert [chunk.seq_index for chunk in schedule.chunks] == [each.seq_index for each in short]
+    assert [chunk.seq_index for chunk in schedule.chunks] == [each.held.seq_index for each in short]
 
 
 def test_neither_short_prompts_nor_long_ones_hold_each_other_up() -> None:
@@ -169,7 +170,7 @@ def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
             for _, each in pending
             if each.status in (Status.WAITING, Status.PREFILLING)
         }
-        known = {each: left for each, left in unfilled.items() if each in ahead or each.queue_position}
+        known = {each: left for each, left in unfilled.items() if each in ahead or each.turn.queue_position}
         schedule = drive.go()
         sizes = {
             each: len(part.tokens) for each, part in zip(schedule.prefilling, schedule.chunks, strict=True)
@@ -232,12 +233,12 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
     drive = Drive(quantum=10)
     running = fill(drive)
     drive.add(late := sequence())
-    before = [each.steps_run for each in running]
+    before = [each.turn.steps_run for each in running]
     preempted_after = drive.until(running[0], Status.DRAINING)
     assert preempted_after == 10  # steps that the late one has waited
     assert before == sorted(before, reverse=True)
-    host = running[0].host_pages
-    seq_index = running[0].seq_index
+    host = running[0].held.host_pages
+    seq_index = running[0].held.seq_index
     drive.undrained = {seq_index}
     assert drive.go(5).releases == []  # not before its offloads have landed
     assert late.status is Status.WAITING
@@ -246,7 +247,7 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
     schedule = drive.go()
     assert [(release.seq_index, len(release.host)) for release in schedule.releases] == [(seq_index, 0)]
     assert (running[0].status, late.status) == (Status.PREEMPTED, Status.ADMITTED)
-    assert running[0].host_pages.tolist() == host.tolist()
+    assert running[0].held.host_pages.tolist() == host.tolist()
     assert drive.scheduler.preemptions == 1
     length, received = running[0].length, running[0].num_output_tokens
     assert length == 8 + received - 1  # all but the newest token have been fed
@@ -254,7 +255,7 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
         schedule = drive.go()
     assert schedule.resumed == [running[0]]
     assert schedule.admitted == schedule.chunks == []
-    drive.undrained = {running[0].seq_index}
+    drive.undrained = {running[0].held.seq_index}
     for _ in range(4):
         schedule = drive.go()
         assert schedule.admitted == []
@@ -268,7 +269,7 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
     admission = make_admission(running[0])
     assert (admission.length, admission.first_token) == (length, 5)
     assert admission.host_pages[: len(host)].tolist() == host.tolist()
-    assert running[0].steps_run == 0
+    assert running[0].turn.steps_run == 0
     schedule = drive.go()
     assert schedule.decode_batch is not None
     assert schedule.decode_batch.positions[schedule.stepped.index(running[0])] == length
@@ -289,14 +290,14 @@ def test_who_goes_on_selecting_needs_its_buffer_alone(has_index: bool) -> None:
         assert first.status is Status.PREEMPTED
     newest = -(-first.length // TINY.page_size) - 1
     if has_index:
-        assert first.restored_pages is not None
-        before = range(newest - len(first.restored_pages) + 2, newest + 1)
-        assert first.restored_pages.tolist() == [0, *before]
-        assert 4 <= len(first.restored_pages) <= 5
-        assert len(first.staging_pages) == -(-len(first.restored_pages) * 4 // 16) <= 2
+        assert first.held.restored_pages is not None
+        before = range(newest - len(first.held.restored_pages) + 2, newest + 1)
+        assert first.held.restored_pages.tolist() == [0, *before]
+        assert 4 <= len(first.held.restored_pages) <= 5
+        assert len(first.held.staging_pages) == -(-len(first.held.restored_pages) * 4 // 16) <= 2
     else:
-        assert first.restored_pages is None
-        assert len(first.staging_pages) == -(-first.length // 16) > 2
+        assert first.held.restored_pages is None
+        assert len(first.held.staging_pages) == -(-first.length // 16) > 2
     assert make_admission(first).is_buffer_alone == has_index
 
 
@@ -345,7 +346,7 @@ def test_what_was_lost_is_not_found_until_it_is_there_again(
     drive.add(sequence(prompt=40))
     drive.until(first, Status.PREEMPTED)
     if lost:
-        drive.scheduler._reclaimer.take_host_blocks(first, len(first.host_pages), [])
+        drive.scheduler._reclaimer.take_host_blocks(first, len(first.held.host_pages), [])
     for each in others:
         drive.scheduler.end(each)
     published.clear()
@@ -368,11 +369,11 @@ def test_who_starts_begins_its_turn_anew(preempt: bool) -> None:
     else:
         others = fill(drive)
         drive.add(each := sequence(max_tokens=20))
-    each.times_overtaken, each.steps_run = MAX_OVERTAKEN, 30
+    each.turn.times_overtaken, each.turn.steps_run = MAX_OVERTAKEN, 30
     for other in others[:2]:
         drive.scheduler.end(other)
     drive.until(each, Status.ADMITTED)
-    assert (each.times_overtaken, each.steps_run) == (0, 0)
+    assert (each.turn.times_overtaken, each.turn.steps_run) == (0, 0)
 
 
 @pytest.mark.parametrize("large_first", [False, True])
@@ -384,8 +385,8 @@ def test_only_those_that_are_passed_over_are_overtaken(large_first: bool) -> Non
     drive.add(*([*large, *small] if large_first else [*small, *large]))
     drive.go()
     assert [each.status for each in large] == [Status.WAITING] * 2
-    assert [each.times_overtaken for each in large] == [2 if large_first else 0] * 2
-    assert [each.times_overtaken for each in small] == [0, 0]
+    assert [each.turn.times_overtaken for each in large] == [2 if large_first else 0] * 2
+    assert [each.turn.times_overtaken for each in small] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -404,9 +405,9 @@ def test_what_becomes_free_is_kept_for_one_that_was_overtaken_too_often(
     running = fill(drive)
     large = sequence(prompt=76, max_tokens=4, sparse=False)  # needs every device page
     drive.add(sequence(max_tokens=60), large)
-    large.times_overtaken = overtaken
+    large.turn.times_overtaken = overtaken
     drive.until(running[0], Status.PREEMPTED)
-    assert large.queue_position < running[0].queue_position
+    assert large.turn.queue_position < running[0].turn.queue_position
     drive.scheduler.end(running[1])
     drive.go(4)
     assert large.status is Status.WAITING
@@ -429,7 +430,7 @@ def test_a_preempted_sequence_that_ends_gives_its_host_pages_back() -> None:
     first, *_ = fill(drive)
     drive.add(sequence(max_tokens=60))
     drive.until(first, Status.PREEMPTED)
-    host = first.host_pages.tolist()
+    host = first.held.host_pages.tolist()
     drive.scheduler.end(first)
     assert [(release.seq_index, release.host.tolist()) for release in drive.go().releases] == [(-1, host)]
 
@@ -451,7 +452,7 @@ def test_sequences_take_turns_and_each_runs_a_quantum_at_least() -> None:
     drive.add(*sequences)
     shortest = 10**9
     while not drive.scheduler.idle:
-        ran = {each: each.steps_run for each in sequences if each.status is Status.RUNNING}
+        ran = {each: each.turn.steps_run for each in sequences if each.status is Status.RUNNING}
         drive.go()
         for each, steps in ran.items():
             if each.status is Status.DRAINING and not each.all_sampled:
@@ -480,7 +481,9 @@ def test_pages_are_given_out_as_a_sequence_grows() -> None:
     drive.add(*sequences)
     drive.go(6)
     assert [each.status for each in sequences] == [Status.RUNNING] * 10
-    assert [len(each.host_pages) for each in sequences] == [-(-(each.length + 1) // 4) for each in sequences]
+    assert [len(each.held.host_pages) for each in sequences] == [
+        -(-(each.length + 1) // 4) for each in sequences
+    ]
     for each in sequences:
         drive.until(each, Status.FINISHED, most=10_000)
 
@@ -491,13 +494,13 @@ def test_when_a_pool_is_full_the_newest_is_preempted(pool: str) -> None:
     old, new = (sequence(prompt=20, max_tokens=50, sparse=False) for _ in range(2))
     drive.add(old, new)
     drive.until(new, Status.PREEMPTED)
-    assert (old.status, new.steps_run > 0) == (Status.RUNNING, True)
+    assert (old.status, new.turn.steps_run > 0) == (Status.RUNNING, True)
     # Only a full pool on the host takes pages there, its last ones, and then it is computed again from there.
     lost = len(new.call.prompt) + new.num_output_tokens - 1 - new.length
     assert (0 < lost <= TINY.page_size) == (pool == "host_pages")
     assert new.replayed == (new.num_output_tokens if pool == "host_pages" else 0)
     drive.until(old, Status.FINISHED)
-    assert old.steps_run == 49  # it was never interrupted
+    assert old.turn.steps_run == 49  # it was never interrupted
     drive.until(new, Status.FINISHED)
     assert new.num_output_tokens == 50
 
@@ -657,13 +660,13 @@ def test_one_that_starts_over_and_is_preempted_again_keeps_all_of_its_pages() ->
     drive.go(30)
     scheduler = drive.scheduler
     for gives_up in (1000, 0):
-        each.gives_up = gives_up
+        each.turn.gives_up = gives_up
         scheduler.queues.move(each, Status.DRAINING)
         drive.until(each, Status.RUNNING)
         drive.go(3)
     assert 0 < each.sampled < each.replayed
-    assert len(each.device_pages) == len(each.host_pages)
-    assert scheduler.blocks.host.num_used == scheduler.blocks.device.num_used == len(each.host_pages)
+    assert len(each.held.device_pages) == len(each.held.host_pages)
+    assert scheduler.blocks.host.num_used == scheduler.blocks.device.num_used == len(each.held.host_pages)
     drive.until(each, Status.FINISHED)
     assert each.num_output_tokens == 60
 

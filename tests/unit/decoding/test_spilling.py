@@ -21,7 +21,7 @@ AUTO = replace(
 
 def kinds(scheduler: Scheduler) -> list[tuple[int, bool]]:
     """Device pages of those that run, and whether each attends to everything."""
-    return [(len(each.device_pages), each.resident) for each in scheduler.queues.running]
+    return [(len(each.held.device_pages), each.resident) for each in scheduler.queues.running]
 
 
 def start(*sequences: Sequence) -> Drive:
@@ -43,7 +43,7 @@ def test_while_all_fits_everyone_attends_to_everything() -> None:
     sparse = Drive(replace(AUTO, resident_if_it_fits=False))
     sparse.add(other := sequence(prompt=60, max_tokens=30))
     sparse.until(other, Status.RUNNING)
-    assert (len(other.device_pages), make_admission(other).full_attention) == (5, False)
+    assert (len(other.held.device_pages), make_admission(other).full_attention) == (5, False)
 
 
 def test_the_longest_is_spilled_for_one_that_waits() -> None:
@@ -53,11 +53,11 @@ def test_the_longest_is_spilled_for_one_that_waits() -> None:
     drive.until(late, Status.RUNNING)
     drive.until(long, Status.RUNNING)
     assert (long.resident, middle.resident, late.resident) == (False, True, True)
-    assert len(long.device_pages) == 5
+    assert len(long.held.device_pages) == 5
     assert not make_admission(long).full_attention
     assert long.restored  # from its host pages: nothing is computed twice
     # All of them: its index is made of these. Later on it has one, and needs no more than its buffer.
-    assert (long.restored_pages, long.has_index, middle.has_index) == (None, True, False)
+    assert (long.held.restored_pages, long.has_index, middle.has_index) == (None, True, False)
     assert drive.scheduler.blocks._prompts.to_stage(long) < long.length
     assert long.replayed == 0
 
@@ -90,10 +90,10 @@ def test_one_comes_back_when_there_is_room_for_all_of_it() -> None:
     drive.until(late, Status.FINISHED)
     drive.go(12)
     assert (long.resident, long.status) == (True, Status.RUNNING)
-    assert len(long.device_pages) == len(long.host_pages)
+    assert len(long.held.device_pages) == len(long.held.host_pages)
     assert drive.scheduler.preemptions == 2
     # It came back with all that it has, and adds nothing to its index.
-    assert (long.restored_pages, long.has_index) == (None, False)
+    assert (long.held.restored_pages, long.has_index) == (None, False)
     drive.until(long, Status.FINISHED)
     assert long.num_output_tokens == LEAST_LEFT + 16
 
@@ -148,7 +148,7 @@ def test_what_selection_computes_again_is_found_by_nobody(resident: bool) -> Non
     assert drive.scheduler._reclaimer.spill([long])
     dense = long.full_attention_tokens
     assert dense > 64
-    long.resident, long.gives_up = resident, len(long.host_pages)
+    long.resident, long.turn.gives_up = resident, len(long.held.host_pages)
     drive.until(long, Status.ADMITTED)
     assert long.replayed == long.num_output_tokens
     host = drive.scheduler.blocks.host

@@ -206,7 +206,7 @@ def kept_room(drive: Drive) -> Sequence:
     drive.until(runs, Status.RUNNING)
     drive.add(large := sequence(prompt=480, max_tokens=300, sparse=False))
     drive.go()
-    large.times_overtaken = MAX_OVERTAKEN
+    large.turn.times_overtaken = MAX_OVERTAKEN
     return large
 
 

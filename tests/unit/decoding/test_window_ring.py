@@ -27,7 +27,7 @@ def test_blocks_take_turns() -> None:
     windows.add(one, windows.missing(one, 8))
     before, into = windows.of_chunk(one, 30)
     assert len(before) == 0
-    pages = one.window_pages_of(0, 6).tolist()
+    pages = one.held.window_pages_of(0, 6).tolist()
     assert into.tolist() == (pages * 3)[:15]
     one.prefilled = 7
     before, into = windows.of_chunk(one, 6)
@@ -35,7 +35,7 @@ def test_blocks_take_turns() -> None:
     assert into.tolist() == (pages * 2)[3:7]
     assert windows.pool.num_used == 3
     windows.free(one, 1)
-    assert one.window_pages.tolist() == pages[:2]
+    assert one.held.window_pages.tolist() == pages[:2]
     assert (windows.pool.num_used, windows.behind(one, 0), windows.missing(one, 8)) == (1, 1, 2)
 
 

@@ -14,7 +14,7 @@ from hiscore.decoding.batch import make_sampling_batch
 from hiscore.decoding.interface.logprobs import LEAST, unpack
 from hiscore.decoding.interface.sampling_batch import Masks, SamplingBatch
 from hiscore.decoding.sampling_params import SamplingParams
-from hiscore.decoding.sequence import DecodeCall, Sequence
+from hiscore.decoding.sequence import DecodeCall, Holdings, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.token_sampler import Sampled, TokenSampler, apply_masks
 from hiscore.errors import RequestError
@@ -36,7 +36,7 @@ class Row:
     def __post_init__(self) -> None:
         checker = StopChecker(self.params, frozenset({EOS}))
         call = DecodeCall(np.array(self.prompt, np.int32), self.params, math.inf)
-        self.sequence = Sequence(call, None, checker, seq_index=self.seq_index)
+        self.sequence = Sequence(call, None, checker, Holdings(seq_index=self.seq_index))
 
     def adjusted(self, logits: Tensor) -> Tensor:
         """vLLM's definitions, one token after the other."""
@@ -88,8 +88,8 @@ def test_greedy_rows_follow_the_reference_step_by_step() -> None:
             row.sequence.output_ids.append(token)
         if step == 12:
             # Preempted and resumed elsewhere: the device counts it anew, without the index's last owner.
-            rows[1].seq_index = rows[1].sequence.seq_index = 2
-            rows[2].seq_index = rows[2].sequence.seq_index = 0
+            rows[1].seq_index = rows[1].sequence.held.seq_index = 2
+            rows[2].seq_index = rows[2].sequence.held.seq_index = 0
             rows[1].sequence.is_counted = rows[2].sequence.is_counted = False
     assert plain > 25, "the control: without penalties and biases other tokens are the largest"
 

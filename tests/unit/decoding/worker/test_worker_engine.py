@@ -383,7 +383,7 @@ def test_the_host_pool_is_empty_of_what_has_left(workers: Any) -> None:
     driver = Driver(workers("exact"))
     gone, _ = driver.admit(prompt(20), 30)
     stays, _ = driver.admit(prompt(20, seed=1), 30)
-    pages = driver.sequences[gone].host_pages
+    pages = driver.sequences[gone].held.host_pages
     driver.leave(gone)
     assert driver.worker._cache.host_kv[:, pages.tolist()].isnan().all()
     assert host_rows(driver.worker, driver.sequences[stays], torch.arange(20)).isfinite().all()

@@ -90,7 +90,7 @@ class Watched:
             whole = host_rows(
                 self.worker,
                 sequence,
-                torch.arange(len(sequence.host_pages) * self.worker.cache_config.page_size),
+                torch.arange(len(sequence.held.host_pages) * self.worker.cache_config.page_size),
             )
             there = whole.isfinite().flatten(2).all(-1)
             landed += int(there.sum())
@@ -240,4 +240,4 @@ def test_a_prompt_that_is_not_backed_up_is_seen(
     watched.admit(30, 60)
     assert watched.faults(drained=True) == ["0: not on the host in time"]
     # Three blocks of 32 tokens.
-    assert np.array_equal(watched.driver.sequences[0].host_pages, np.arange(96))
+    assert np.array_equal(watched.driver.sequences[0].held.host_pages, np.arange(96))

@@ -42,7 +42,7 @@ def two(driver: Driver, reuse: bool) -> list[Tensor]:
     for seed in range(2):
         seq_index, _ = driver.admit(prompt(LENGTH, seed=seed), 20)
         seq_indices.append(seq_index)
-        staging.append(driver.sequences[seq_index].staging_pages)
+        staging.append(driver.sequences[seq_index].held.staging_pages)
         if reuse:
             driver.blocks.free_staging(driver.sequences[seq_index])
     assert not reuse or np.isin(*staging).all()

@@ -93,7 +93,7 @@ def test_a_spilled_sequence_selects_as_one_that_always_did(
         if each is quest:
             for token in tokens:
                 each.step([seq_index], fed=[token])
-        pages = torch.from_numpy(each.sequences[seq_index].host_pages).long()
+        pages = torch.from_numpy(each.sequences[seq_index].held.host_pages).long()
         selected.append(each.worker._cache.index[:, pages[: each.sequences[seq_index].length // 32]])
     layers_of_first = selected[0][0].isfinite().all(), selected[1][0].isfinite().all()
     assert layers_of_first[0]
