@@ -1,4 +1,4 @@
-"""How an address is written for whom: IPv4, IPv6, and the addresses that mean all interfaces."""
+"""Ways to write an address: IPv4, IPv6, and the addresses that mean all interfaces."""
 
 import socket
 
@@ -7,7 +7,7 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether an address is one of IPv6."""
+    """Tell whether an address is one of IPv6."""
     return ":" in address
 
 
@@ -22,10 +22,10 @@ def reachable(address: str) -> str:
 
 
 def in_url(address: str) -> str:
-    """As it is written before a port."""
+    """Write an address as it stands before a port."""
     return f"[{address}]" if is_ipv6(address) else address
 
 
 def for_evhtp(address: str) -> str:
-    """As Triton's HTTP and metrics take it: on ``::`` they answer IPv6 alone, while gRPC answers both."""
+    """Write an address for Triton's HTTP and metrics, which answer IPv6 alone on ``::``; gRPC answers both."""
     return f"ipv6:{address}" if is_ipv6(address) else address

@@ -1,4 +1,4 @@
-"""How the allocator of the server's processes, and of the API's, keeps memory that was freed.
+"""The allocator's settings in the processes of the server and the API: how much freed memory it keeps.
 
 glibc adjusts itself to the largest block that a process has freed so far. Until that was a large one, it returns
 every tensor of some 100 KiB to the system, whose pages are cleared and mapped again for the next request. So each

@@ -44,7 +44,6 @@ class Api:
         settings: Where it listens, and what it is told.
         checkpoint: Directory of the tokenizer and the templates.
         backend: ``host:port`` of the models' gRPC.
-        models: Those that are there.
         log_path: Where its output goes; None: this process's standard error.
     """
 
@@ -80,7 +79,7 @@ class Api:
 
     @property
     def pid(self) -> int:
-        """Of its first process."""
+        """The id of its first process."""
         assert self._popen is not None, "the API is not running"
         return self._popen.pid
 
@@ -219,7 +218,7 @@ def choose_port(settings: ServeSettings) -> int:
 
 
 def wanted(settings: ServeSettings) -> bool:
-    """Whether there is to be an API; checks its port before anything is started.
+    """Tell whether there is to be an API, and check its port before anything is started.
 
     Raises:
         LaunchError: As for `choose_port`.

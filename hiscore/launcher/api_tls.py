@@ -37,7 +37,7 @@ def link_variables(settings: ServeSettings, environment: Mapping[str, str]) -> d
 
 
 def handshake(cert: Path, key: Path, client_ca: Path | None, own: tuple[Path, Path]) -> Mapping[str, object]:
-    """What a caller that trusts a certificate itself sees in it, found by a handshake in memory.
+    """Read a certificate as a caller that trusts it sees it, by a handshake in memory.
 
     Args:
         cert: The server's certificate.

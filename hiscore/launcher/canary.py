@@ -37,9 +37,6 @@ class Probe:
     """The canary of a model.
 
     Args:
-        model: Its name.
-        path: Where to POST.
-        body: The JSON body.
         expected: A string that a good answer contains.
         counters: Metrics of the model that rise when it works.
     """
@@ -51,7 +48,7 @@ class Probe:
     counters: tuple[str, ...]
 
     def accepts(self, status: int, text: str) -> bool:
-        """Whether an answer is good. In a stream, an error may follow the expected string."""
+        """Tell whether an answer is good. In a stream, an error may follow the expected string."""
         return status == 200 and self.expected in text and '"error"' not in text
 
     def work(self, metrics: str) -> float:
@@ -113,7 +110,7 @@ def _infer(**tensors: list[Any]) -> dict[str, Any]:
 
 
 class Transport(Protocol):
-    """How canaries reach the server."""
+    """The way in which canaries reach the server."""
 
     def call(self, path: str, body: str) -> tuple[int, str]:
         """POST a JSON body: status and text; status 0 and the error if no answer came."""
@@ -171,7 +168,6 @@ class Canary:
 
         Args:
             probe: What to send, and which metrics count its work.
-            transport: How to reach it.
             progress: A counter that rises within a batch, too.
         """
         self.model, self.misses, self.dead = probe.model, 0, False

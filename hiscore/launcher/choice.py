@@ -1,4 +1,4 @@
-"""What a server will consist of: checkpoint, models, device, tritonserver; chosen and checked before the start."""
+"""The parts of a server: checkpoint, models, device, tritonserver; chosen and checked before the start."""
 
 import logging
 from collections.abc import Mapping
@@ -21,14 +21,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to be started.
+    """A server that can be started.
 
     Attributes:
-        checkpoint: Its directory.
-        models: Those to load.
         left_out: Why others that were asked for are not loaded.
         device: Where `scorer` and `decode` run.
-        distribution: The tritonserver.
         values: What fills each model's template.
     """
 
@@ -44,7 +41,6 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
     """Choose, and check all that can be checked without a start, the quick checks first.
 
     Args:
-        settings: What was asked for.
         check_digests: Compare the checkpoint's files with its SHA256SUMS, which reads all of them.
 
     Raises:

@@ -30,8 +30,6 @@ def tritonserver_flags(
     """Flags for Triton 2.51 and newer.
 
     Args:
-        repository: Directory of the models.
-        backends: Directory of the backends.
         server_id: The server's id, and the prefix of its shared memory.
         address: Where gRPC and metrics listen.
         http_address: Where HTTP listens.
@@ -77,7 +75,6 @@ def tls_flags(cert: Path | None, key: Path | None, client_ca: Path | None) -> li
 
     Args:
         cert: The server's certificate; None: no TLS.
-        key: Its key.
         client_ca: Only callers with a certificate of this CA are let in; None: all are.
     """
     if cert is None or key is None:

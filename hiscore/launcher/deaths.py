@@ -1,4 +1,4 @@
-"""How a process ended: with which code, by which signal, and whether the kernel killed it for lack of memory."""
+"""The end of a process: with which code, by which signal, and whether the kernel killed it for lack of memory."""
 
 import os
 import re
@@ -18,7 +18,7 @@ COUNTS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 class OomKills:
-    """How often the kernel has killed for lack of memory: in our control group, or else on this machine.
+    """A counter of kills for lack of memory by the kernel: in our control group, or else on this machine.
 
     Args:
         root: Where proc and sys are.
@@ -30,7 +30,7 @@ class OomKills:
         self._before = self._count()
 
     def risen(self) -> bool:
-        """Whether it has happened since this object was made."""
+        """Tell whether it has happened since this object was made."""
         return self._count() > self._before
 
     def _count(self) -> int:

@@ -17,7 +17,7 @@ def choose_device(device: Device) -> tuple[Literal["cpu", "cuda"], str]:
 
 
 def no_gpu() -> str:
-    """Why torch cannot use a GPU here; empty if it probably can."""
+    """Say why torch cannot use a GPU here; empty if it probably can."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides every GPU"
     if metadata.version("torch").endswith("+cpu"):
@@ -28,7 +28,7 @@ def no_gpu() -> str:
 
 
 def visible_gpus() -> int:
-    """How many GPUs torch will see, if it can use any."""
+    """Count the GPUs that torch will see, if it can use any."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named:
         return len(named.split(","))

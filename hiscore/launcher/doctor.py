@@ -27,7 +27,7 @@ PORTS = ("http_port", "grpc_port", "metrics_port", "health_port", "api_port")
 
 
 def versions() -> Iterator[str]:
-    """What is installed."""
+    """List what is installed."""
     yield f"hiscore {hiscore.__version__}, tritonserver {tritonserver()}, Python {platform.python_version()}"
     yield ", ".join(f"{package} {installed(package)}" for package in PACKAGES)
     yield f"{platform.platform()}, {' '.join(platform.libc_ver())}"

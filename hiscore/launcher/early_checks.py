@@ -1,4 +1,4 @@
-"""What can be known to fail from the settings and the machine alone, before any file of a checkpoint is read."""
+"""Checks of the settings and the machine alone, before any file of a checkpoint is read."""
 
 import ssl
 from pathlib import Path
@@ -96,7 +96,7 @@ def check_pem_files(cert: Path, key: Path, client_ca: Path | None) -> None:
 
 
 def pem_fault(cert: Path, key: Path, error: Exception) -> str:
-    """Which of two files is at fault, and why."""
+    """Say which of two files is at fault, and why."""
     if b"-----BEGIN CERTIFICATE-----" not in cert.read_bytes():
         return "the first holds no certificate in PEM"
     text = key.read_bytes()

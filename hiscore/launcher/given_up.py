@@ -25,8 +25,7 @@ class GivenUp:
     """Looks at the threads of a server that starts.
 
     Args:
-        server: Its process id.
-        clock: In seconds.
+        server: The process id.
         proc: Where the kernel shows processes.
     """
 
@@ -35,7 +34,7 @@ class GivenUp:
         self._since: dict[int, float] = {}
 
     def look(self) -> str:
-        """Why the start would not end; empty if it may, or where the kernel does not show it."""
+        """Say why the start would not end; empty if it may, or where the kernel does not show it."""
         now = self._clock()
         self._since = {pid: self._since.get(pid, now) for pid in self._awaited()}
         for pid, since in self._since.items():

@@ -33,9 +33,7 @@ class HealthServer:
     """Serves ``GET /livez``, ``/readyz`` and ``/metrics`` until `close`.
 
     Args:
-        address: Where to listen.
         port: 0: any free one; the attribute `port` is the one taken.
-        watchdog: What it reports.
 
     Raises:
         LaunchError: The port cannot be used.

@@ -14,14 +14,14 @@ MAKES = ("make", "gmake")
 
 
 class MakeInterrupt:
-    """Whether our parent is a make that got a SIGINT. Always False for other parents and on other systems."""
+    """Tells whether our parent is a make that got a SIGINT. Never for other parents or systems."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()
         self._is_make = self._name() in MAKES and self._catches_interrupt()
 
     def interrupted(self) -> bool:
-        """Whether make got a SIGINT or is gone."""
+        """Tell whether make got a SIGINT or is gone."""
         return self._is_make and (os.getppid() != self._parent or not self._catches_interrupt())
 
     def _name(self) -> str:

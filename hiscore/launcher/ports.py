@@ -92,7 +92,7 @@ def _below(ephemeral: Path) -> range:
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether a port can be listened on."""
+    """Tell whether a port can be listened on."""
     with socket.socket(family(address)) as probe:
         # As Triton does: connections left by a server that has just stopped do not block its port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -62,7 +62,7 @@ def check_exposure(settings: ServeSettings, distribution: Distribution) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach an address. Any name but localhost may resolve to something else."""
+    """Tell whether only this machine can reach an address. Any name but localhost may mean another."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

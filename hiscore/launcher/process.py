@@ -51,7 +51,6 @@ class Process:
         """Start the command.
 
         Args:
-            command: Program and arguments.
             environment: All of its variables.
             log_path: Where its output goes; None: our standard error.
             lock: File descriptor that it and its children keep open.
@@ -70,7 +69,7 @@ class Process:
         return self._popen.poll()
 
     def fault(self) -> str:
-        """What is wrong with the server or one of its models; empty if nothing is."""
+        """Say what is wrong with the server or one of its models; empty if nothing is."""
         stubs = self._look()
         code = self.exit_code()
         # A server that has died took its children along.
@@ -79,7 +78,7 @@ class Process:
         return f"tritonserver stopped by itself: it {describe(code, self._oom_kills.risen())}"
 
     def lost_stub(self) -> bool:
-        """Whether a model's process has died. The server itself goes on as if nothing had happened."""
+        """Tell whether a model's process has died. The server itself goes on as if nothing had happened."""
         self._look()
         return self._stubs.lost and self.exit_code() is None
 
@@ -151,7 +150,7 @@ class Process:
 
 
 def is_ready(http_address: str, metrics_address: str, server_id: str) -> bool:
-    """Whether the server is up, with every model loaded and its metrics.
+    """Tell whether the server is up, with every model loaded and its metrics.
 
     Args:
         http_address: ``host:port``.
@@ -233,7 +232,7 @@ def limit_memory(pid: int, allowance: int) -> None:
 
 
 def data_bytes(pid: int) -> int:
-    """What a process has of the memory that RLIMIT_DATA counts."""
+    """Read the size of a process's memory that RLIMIT_DATA counts."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE)
     return int(found.group(1)) * 1024 if found else 0

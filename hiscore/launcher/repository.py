@@ -58,7 +58,6 @@ def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -
 
     Args:
         source: Directory with a template and a ``1/`` directory for each model.
-        target: Directory to write to.
         values: Placeholder -> value, and `SETTINGS`, per model; only the models named here are written.
 
     Raises:
@@ -91,13 +90,11 @@ def model_values(
     models: tuple[str, ...],
     selectors: tuple[Selector, ...],
 ) -> dict[str, Values]:
-    """What fills each model's template.
+    """Choose what fills each model's template.
 
     Args:
         settings: The server's settings; a model gets those that its own settings declare.
-        checkpoint: The checkpoint's directory.
         device: Where `scorer` and `decode` run.
-        models: The models to load.
         selectors: Those that the checkpoint has, the default first.
 
     Returns:
@@ -138,12 +135,12 @@ def text_bytes(settings: ServeSettings) -> int:
 
 
 def num_instances(settings: ServeSettings, device: Literal["cpu", "cuda"]) -> int:
-    """How many instances `scorer` has, and `decode` likewise."""
+    """Count the instances that `scorer` has, and `decode` likewise."""
     return settings.cpu_instances if device == "cpu" else visible_gpus() // settings.tensor_parallel
 
 
 def instances_on(device: Literal["cpu", "cuda"], ranks: int, on_cpu: int) -> str:
-    """Where Triton puts the instances of a model: `on_cpu`, or one on the first of each group of `ranks` GPUs."""
+    """Place the instances of a model: `on_cpu`, or one on the first of each group of `ranks` GPUs."""
     if device == "cpu":
         return f"kind: KIND_CPU count: {on_cpu}"
     if ranks == 1:

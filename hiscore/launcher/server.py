@@ -37,7 +37,6 @@ class Server:
     Start it from a thread that lives as long as the server: the kernel stops the server when that thread ends.
 
     Args:
-        settings: Everything else.
         log_path: Where the server's output goes; None: this process's standard error.
         while_waiting: Called several times a second while models load; ends the start by raising.
     """
@@ -103,7 +102,7 @@ class Server:
         return self._own_workspace.name
 
     def fault(self) -> str:
-        """What is wrong with its processes, so that only a restart helps; empty if nothing is."""
+        """Say what is wrong with its processes, so that only a restart helps; empty if nothing is."""
         return self._running.fault()
 
     def start(self) -> None:

@@ -20,8 +20,7 @@ class Stubs:
     """Keeps track of a server's children.
 
     Args:
-        server: Its process id.
-        clock: In seconds.
+        server: The process id.
     """
 
     def __init__(self, server: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,11 +32,11 @@ class Stubs:
 
     @property
     def lost(self) -> bool:
-        """Whether one has died, as of the last `look`."""
+        """Tell whether one has died, as of the last `look`."""
         return bool(self._lost)
 
     def look(self) -> None:
-        """See which of them live. One that has started and died since the last look goes unnoticed."""
+        """Look which of them live. One that has started and died since the last look goes unnoticed."""
         try:
             alive = {child.pid: child for child in psutil.Process(self._server).children()}
         except psutil.NoSuchProcess:
@@ -51,7 +50,7 @@ class Stubs:
             self._lost[pid] = describe(None, self._oom_kills.risen())
 
     def fault(self) -> str:
-        """What is wrong with them, as of the last `look`; empty if nothing is."""
+        """Say what is wrong with them, as of the last `look`; empty if nothing is."""
         for pid, end in self._lost.items():
             return f"the process of {self._name(pid)} {end}; see its log above"
         for pid, since in self._stopped.items():

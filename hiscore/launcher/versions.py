@@ -1,4 +1,4 @@
-"""What is installed, for metrics and bug reports."""
+"""The versions of what is installed, for metrics and bug reports."""
 
 import platform
 from importlib import metadata

@@ -25,7 +25,7 @@ RESTART_WINDOW_S = 600
 
 
 class WatchedCanaries(Protocol):
-    """What the watchdog asks of `hiscore.launcher.canary.Canaries`."""
+    """The part of `hiscore.launcher.canary.Canaries` that the watchdog uses."""
 
     @property
     def silent(self) -> list[str]:
@@ -40,14 +40,14 @@ class WatchedCanaries(Protocol):
 
 
 class WatchedServer(Protocol):
-    """What the watchdog needs of `hiscore.launcher.server.Server`."""
+    """The part of `hiscore.launcher.server.Server` that the watchdog uses."""
 
     @property
     def settings(self) -> ServeSettings:
-        """How to watch, and what to do about a fault."""
+        """The settings of the watch."""
 
     def fault(self) -> str:
-        """What is wrong with its processes; empty if nothing is."""
+        """Say what is wrong with its processes; empty if nothing is."""
 
     def start_canaries(self) -> WatchedCanaries | None:
         """Canaries for the running server; None if they are turned off."""
@@ -70,7 +70,7 @@ class Clock(Protocol):
 
 
 class RestartPolicy:
-    """How soon and how often to restart: pauses that double, and at most `max_restarts` in any window.
+    """A rule for restarts: pauses that double, and at most `max_restarts` in any window.
 
     After a whole window without a restart, pauses begin with the shortest again.
     """
@@ -95,9 +95,7 @@ class Watchdog:
     Use it in the thread that started the server: the kernel stops a server when its starter's thread ends.
 
     Args:
-        server: A running server.
         idle: Called several times a second; ends the watch by raising.
-        clock: The time.
     """
 
     def __init__(self, server: WatchedServer, idle: Callable[[], None], clock: Clock = time) -> None:
@@ -111,14 +109,14 @@ class Watchdog:
 
     @property
     def alive(self) -> bool:
-        """Whether it is still watching, or is busy with a restart or a stop."""
+        """True while it watches, or is busy with a restart or a stop."""
         return (
             bool(self._busy_with) or self._clock.monotonic() - self._last_check < MAX_SECONDS_BETWEEN_CHECKS
         )
 
     @property
     def unready(self) -> str:
-        """Why calls should go elsewhere for now; empty if they need not."""
+        """The reason why calls should go elsewhere for now; empty if they need not."""
         if self._busy_with:
             return self._busy_with
         doubtful = self._canaries.doubtful if self._canaries else []

@@ -1,4 +1,4 @@
-"""What the HTTP API reads: `ApiSettings` by the launcher, `ApiProcessSettings` in its own process."""
+"""Settings of the HTTP API: `ApiSettings` are read by the launcher, `ApiProcessSettings` by its own process."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from hiscore.settings.words import AUTO, AUTO_TEXT, OFF
 
 
 class ApiSettings(Settings):
-    """Where the HTTP API listens, what it accepts, and how it makes prompts."""
+    """Settings of the HTTP API: its address, what it accepts, the prompts it makes."""
 
     section = "HTTP API"
 

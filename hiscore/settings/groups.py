@@ -72,7 +72,7 @@ class Division(Settings):
 
 
 class ContextLimit(Settings):
-    """How long one sequence may be; every pool is sized for it."""
+    """The longest sequence, for which every pool is sized."""
 
     section = "Limits of one call"
 
@@ -103,7 +103,7 @@ class Limits(CallLimits, TextLimit):
 
 
 class QueueSettings(Settings):
-    """How long calls may wait."""
+    """Bounds on waiting calls."""
 
     section = "Queues"
 
@@ -114,7 +114,7 @@ class QueueSettings(Settings):
 
 
 class LogSettings(Settings):
-    """How log lines look."""
+    """The form of log lines."""
 
     section = "Logs and traces"
 
@@ -124,7 +124,7 @@ class LogSettings(Settings):
 
 
 class ScoringSettings(Settings):
-    """How `scorer` batches calls and caches queries."""
+    """Batches and the cache of queries of `scorer`."""
 
     section = "Scoring"
 
@@ -146,7 +146,7 @@ class ScoringSettings(Settings):
 
 
 class SamplingSettings(Settings):
-    """How `decode` samples where a request does not say."""
+    """Sampling of `decode` where a request does not say."""
 
     section = "Decoding"
 
@@ -158,7 +158,7 @@ class SamplingSettings(Settings):
 
 
 class CacheSettings(ContextLimit):
-    """How `decode` keeps keys and values: all of them on the host, a few on the device."""
+    """Keys and values of `decode`: all of them on the host, a few on the device."""
 
     section = "Decoding"
 

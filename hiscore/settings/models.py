@@ -1,4 +1,4 @@
-"""What each model reads: one JSON file, ``settings.json``, beside its ``config.pbtxt``."""
+"""The settings of each model: one JSON file, ``settings.json``, beside its ``config.pbtxt``."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,6 @@ def from_model_directory(settings: type[AnySettings], directory: Path) -> AnySet
     """Read a model's settings from the file beside its ``config.pbtxt``, which callers can see over HTTP.
 
     Args:
-        settings: The class to read.
         directory: The model's own, Triton's ``args["model_repository"]``.
 
     Raises:

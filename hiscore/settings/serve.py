@@ -1,4 +1,4 @@
-"""What ``make serve`` reads from its environment."""
+"""The settings that ``make serve`` reads from its environment."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
 class ModelChoice(Settings):
-    """Which checkpoint to serve, as which models, on which device."""
+    """The checkpoint to serve, the models to load, the device."""
 
     section = "Model and device"
 
@@ -72,7 +72,7 @@ class Network(Settings):
 
 
 class TraceSettings(LogSettings):
-    """Where traces go."""
+    """The collector of traces."""
 
     trace_url: Annotated[str | None, OFF] = Field(
         default=None,
@@ -94,7 +94,7 @@ class TraceSettings(LogSettings):
 
 
 class TritonBatching(QueueSettings):
-    """How Triton hands calls over."""
+    """The number of calls that Triton hands over."""
 
     max_batch_calls: PositiveInt = Field(
         default=64,
@@ -114,7 +114,7 @@ class Lifecycle(Settings):
 
 
 class FaultHandling(Settings):
-    """How a dead or hanging model is detected, and what happens then."""
+    """Detection of a dead or hanging model, and restarts."""
 
     section = "Faults"
 

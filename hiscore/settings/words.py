@@ -10,12 +10,7 @@ from pydantic_core import CoreSchema, core_schema
 
 @dataclass(frozen=True)
 class Word:
-    """In a setting's annotation: the word is read as the value.
-
-    Attributes:
-        word: What a user writes.
-        value: What the setting then is.
-    """
+    """Part of a setting's annotation: a user who writes the word gets the value."""
 
     word: str
     value: Any
