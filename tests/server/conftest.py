@@ -35,11 +35,20 @@ LONGEST = (
 )
 
 
+# Servers of many files, which are run one after the other.
+SHARED = ("server", "lm", "abused")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: one that begins last would keep one worker busy, and the others idle."""
-    places = {name: place for place, name in enumerate(LONGEST)}
     here = Path(__file__).parent
-    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)) if item.path.parent == here else -1)
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    for shared in SHARED:
+        for item in items:
+            if shared in getattr(item, "fixturenames", ()):
+                places.setdefault(item.path, len(LONGEST) + SHARED.index(shared))
+    last = len(LONGEST) + len(SHARED)
+    items.sort(key=lambda item: places.get(item.path, last) if item.path.parent == here else -1)
 
 
 class StartServer(Protocol):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.leftovers import processes
 
-pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
+pytestmark = pytest.mark.server
 
 DEMO = Path(__file__).parents[2] / "client" / "examples" / "demo.py"
 REVIEWS: tuple[str, ...] = runpy.run_path(str(DEMO))["REVIEWS"]
@@ -43,6 +43,7 @@ def test_the_demo_ranks_reviews_and_chats(tmp_path: Path) -> None:
     assert processes(str(tmp_path)) == []
 
 
+@pytest.mark.exhaustive
 def test_a_failing_demo_says_why(tmp_path: Path) -> None:
     run = demo(tmp_path, DEVICE="cpu", READY_TIMEOUT_S="1")
     assert run.returncode == 1
