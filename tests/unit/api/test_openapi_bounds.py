@@ -229,9 +229,17 @@ def check_field(client: TestClient, route: str, at: str, sampling: Sampling) -> 
 
 
 FIELDS = [(route, at) for route, fields in CASES.items() for at in fields]
+# Thousands of options: seconds for each.
+MANY = [each for each in FIELDS if each[1].endswith((".choices", "{}.criteria"))]
 
 
-@pytest.mark.parametrize(("route", "at"), first_of(*FIELDS, others=pytest.mark.slow))
+@pytest.mark.parametrize(
+    ("route", "at"),
+    [
+        *first_of(*(each for each in FIELDS if each not in MANY), others=pytest.mark.slow),
+        *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in MANY),
+    ],
+)
 def test_a_bound_is_where_the_checks_have_it(client: TestClient, tmp_path: Path, route: str, at: str) -> None:
     check_field(client, route, at, Sampling(tmp_path))
 
@@ -247,7 +255,7 @@ def test_every_bound_is_tried(client: TestClient, route: str) -> None:
     ("module", "name", "at"),
     [
         (decide, "MAX_QUESTIONS", "questions"),
-        (decisions, "MAX_OPTIONS", "questions[].choices"),
+        pytest.param(decisions, "MAX_OPTIONS", "questions[].choices", marks=pytest.mark.exhaustive),
         (decisions, "MAX_LEVELS", "questions[].levels"),
     ],
 )

@@ -135,7 +135,7 @@ SHORT = [1, 2, 3, 5, 8, 13, 16, 17, 31, 33]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("window", first_of(None, 24))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
     dtype: torch.dtype, window: int | None, fixed_sums: None

@@ -294,7 +294,7 @@ class Late:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["quest", "quest, capped"])
+@pytest.mark.parametrize("case", first_of("quest", "quest, capped"))
 def test_attention_waits_for_what_is_swapped_in(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits as in order, however late the copies are; other pages are in their place until they arrive."""
     monkeypatch.setattr(paged_triton, "SPLIT", 8)

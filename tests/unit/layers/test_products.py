@@ -109,7 +109,7 @@ def grown_mib(*environment: str) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_code_for_old_numbers_of_rows_is_not_kept() -> None:
     """Otherwise a server's memory grows with each new length of a call."""
     names = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"

@@ -18,6 +18,7 @@ from hiscore.layers.weights import Experts, Routing, Scales
 from tests.support.fixed_sums import fix_sums
 from tests.support.interpreted_fp8 import round_as_torch
 from tests.support.layers import DEVICE, random
+from tests.support.tiers import first_of
 
 pytestmark = pytest.mark.slow  # in the interpreter, with sums in a fixed order
 
@@ -152,7 +153,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 30])
-@pytest.mark.parametrize("step", [False, True])
+@pytest.mark.parametrize("step", first_of(False, True))
 def test_experts_equal_pytorch(tokens: int, step: bool) -> None:
     from hiscore.layers import moe_triton
 

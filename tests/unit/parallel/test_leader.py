@@ -21,6 +21,7 @@ from hiscore.parallel.group import FEW
 from hiscore.parallel.leader import GRACE_S, Ranks, lead
 from hiscore.parallel.rank import OneRank, RankError
 from tests.support import rank_work
+from tests.support.tiers import first_of
 from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.slow
@@ -113,7 +114,7 @@ def test_threads_are_shared_out_and_given_back() -> None:
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("how", [rank_work.KILL, rank_work.STOP], ids=["dies", "hangs"])
+@pytest.mark.parametrize("how", first_of(rank_work.KILL, rank_work.STOP), ids=["dies", "hangs"])
 def test_a_rank_that_is_lost_ends_the_instance_and_leaves_nothing(how: int) -> None:
     ended, others = threading.Event(), set(psutil.Process().children())
     ranks = Ranks([CPU] * 3, end=ended.set)
@@ -160,7 +161,7 @@ def test_ranks_that_live_are_not_taken_for_lost() -> None:
         assert not ended.is_set()
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", first_of(0, 1))
 def test_work_that_fails_ends_the_instance(which: int) -> None:
     ended = threading.Event()
     with Ranks([CPU] * 2, end=ended.set) as ranks:
@@ -180,6 +181,7 @@ def test_a_leader_that_is_closed_after_a_failure_ends_nothing_more() -> None:
     assert not ended.wait(2 * GRACE_S)
 
 
+@pytest.mark.exhaustive
 def test_followers_end_when_the_first_rank_is_killed() -> None:
     """Not even a destructor runs then."""
     first = subprocess.Popen(

@@ -103,7 +103,7 @@ def test_control_without_a_hold_pages_are_overwritten_and_read_too_early(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pages", [200, 12, 6])
+@pytest.mark.parametrize("pages", first_of(200, 12, 6))
 @pytest.mark.parametrize("seed", first_of(*range(3)))
 def test_under_load_scores_are_those_of_each_item_alone(
     seed: int, pages: int, checkpoints, monkeypatch: pytest.MonkeyPatch

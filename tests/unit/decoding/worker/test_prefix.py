@@ -13,6 +13,7 @@ from torch import Tensor
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_client import Client, Outcome, serving
 from tests.support.decoding import build, prompt
+from tests.support.tiers import first_of
 
 # Family, tokens selected, tokens in the buffer.
 SETTINGS = {
@@ -112,7 +113,7 @@ def test_what_is_found_is_what_is_used(make: Any, selector: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("selector", SETTINGS)
+@pytest.mark.parametrize("selector", first_of(*SETTINGS))
 def test_a_prefix_that_runs_is_found_too(make: Any, selector: str) -> None:
     """While the sequence that computed it still runs, and goes on after the other has ended."""
     alone = []

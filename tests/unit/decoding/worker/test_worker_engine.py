@@ -32,6 +32,7 @@ SETTINGS = {
     "exact": ("llama-biased", 16, 24),
     "dsa": ("glm-shared", 16, 24),
 }
+ROWS = ["dense", *first_of("dsa", "quest", "exact")]
 Call = dict[str, Any]
 COUNT = 16
 
@@ -101,7 +102,7 @@ def crowd(worker: CacheWorker, calls: Sequence[Call], quantum: int = 0) -> tuple
     return outcomes, client
 
 
-@pytest.mark.parametrize("selector", SETTINGS)
+@pytest.mark.parametrize("selector", ROWS)
 def test_join_and_leave_at_every_step_changes_no_sequence(workers: Any, alone: Any, selector: str) -> None:
     calls, expected = alone(selector, COUNT)
     outcomes, client = crowd(late(workers(selector)), calls)
@@ -126,7 +127,7 @@ def test_200_sequences_through_pools_for_20(workers: Any, alone: Any) -> None:
     assert client.stats.preemptions > 0
 
 
-@pytest.mark.parametrize("selector", SETTINGS)
+@pytest.mark.parametrize("selector", ROWS)
 def test_a_preempted_sequence_goes_on_where_it_was(workers: Any, alone: Any, selector: str) -> None:
     """Without a second prefill: its rows come back from the host."""
     calls, expected = alone(selector, COUNT)
@@ -146,7 +147,7 @@ def test_a_preempted_sequence_goes_on_where_it_was(workers: Any, alone: Any, sel
     assert sum(prefilled) == sum(len(each["tokens"]) for each in calls[:10])
 
 
-@pytest.mark.parametrize("selector", SETTINGS)
+@pytest.mark.parametrize("selector", ROWS)
 def test_what_was_taken_on_the_host_is_computed_again(workers: Any, alone: Any, selector: str) -> None:
     """The host pool is full: those that are preempted lose their last pages, or all."""
     calls, expected = alone(selector, COUNT)
@@ -174,7 +175,7 @@ def test_what_was_taken_on_the_host_is_computed_again(workers: Any, alone: Any, 
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
-@pytest.mark.parametrize("selector", SETTINGS)
+@pytest.mark.parametrize("selector", ROWS)
 def test_what_comes_back_from_the_host_is_to_the_bit(workers: Any, selector: str, spoiled: bool) -> None:
     """spoiled: the control; what comes back is not what was kept."""
     logits = []
@@ -198,7 +199,7 @@ def test_what_comes_back_from_the_host_is_to_the_bit(workers: Any, selector: str
     assert torch.equal(*logits) is not spoiled
 
 
-@pytest.mark.parametrize("selector", SETTINGS)
+@pytest.mark.parametrize("selector", ROWS)
 def test_what_freed_pages_hold_changes_nothing(workers: Any, alone: Any, selector: str) -> None:
     calls, expected = alone(selector, COUNT)
     for worker in (workers(selector, poison=False), workers(selector)):

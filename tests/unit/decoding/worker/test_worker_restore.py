@@ -143,7 +143,7 @@ def test_one_that_selects_goes_on_with_its_buffer_alone(path: Any, selector: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("selector", SELECTING)
+@pytest.mark.parametrize("selector", first_of(*SELECTING))
 def test_one_that_goes_on_with_other_pages_is_seen(
     path: Any, selector: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hiscore.decoding.worker.worker import CacheWorker
 from tests.support import tiny_dsa, tiny_models
 from tests.support.decode_truth import DecodeTruth
 from tests.support.decoding import build, prompt
+from tests.support.tiers import first_of
 from tests.support.worker_driver import Driver
 
 pytestmark = pytest.mark.slow  # whole models
@@ -87,7 +88,7 @@ def test_dense_is_transformers_cached_decode(path: Any, truth: Any, family: str,
     assert misses == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", first_of(torch.float64, torch.float32))
 @pytest.mark.parametrize("family", tiny_dsa.FAMILIES)
 def test_an_indexer_is_transformers_cached_decode(
     path: Any, truth: Any, family: str, dtype: torch.dtype
