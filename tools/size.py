@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {
     "client": 5_100,
-    "perf": 15_600,
+    "perf": 10_500,
     "tests": 67_500,
     "hiscore": 45_500,
     "hiscore/api": 4_700,

@@ -16,7 +16,6 @@ from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.worker import build, parts
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.quantization.schemes import in_fp8
-from hiscore.parallel.rank import Rank
 from hiscore.settings import CacheSettings
 from perf.decoding.blocking_copies import BlockingCopies
 from perf.models import random_checkpoint
@@ -67,20 +66,14 @@ def build_worker(
     checkpoint: Path,
     arm: Arm,
     memory: MemoryBudget,
-    rank: Rank | None = None,
-    prefill_tokens: int | None = None,
 ) -> CacheWorker:
     """Build a worker that leaves out what the arm leaves out. Weights that are stored in fp8 stay so.
-
-    Args:
-        rank: Whose share it is; None: there is one.
-        prefill_tokens: Of a forward at most; None: as the product has it.
 
     Raises:
         Unavailable: This machine cannot leave that out.
     """
     gc.collect()  # workers of other arms hold their memory until then
-    where = rank.device if rank else device()
+    where = device()
     config = json.loads((checkpoint / "config.json").read_text())
     with ExitStack() as stack:
         if arm.left_out == "swap-in":
@@ -96,8 +89,7 @@ def build_worker(
             memory,
             where,
             dtype(),
-            prefill_tokens or build.prefill_token_budget(checkpoint, where),
-            group=rank.group if rank else None,
+            build.prefill_token_budget(checkpoint, where),
             keeps_fp8=in_fp8(config),
         )
     if arm.blocking:

@@ -15,7 +15,6 @@ from hiscore.arrays import Int32
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.decoding.sequence import DecodeCall, Output
-from hiscore.decoding.stats import EngineStats
 from hiscore.errors import RequestError
 
 
@@ -51,8 +50,6 @@ class Callers:
         self._requests: list[Request] = []
         self._error: RequestError | None = None
         self._over = threading.Semaphore(0)
-        self._at_once, self._ended = 0, False
-        self._together: list[EngineStats] = []
 
     def serve(self, engine: DecodeEngine) -> None:
         """Take an engine, whose `emit` is this object's."""
@@ -66,20 +63,9 @@ class Callers:
             self._over.release()
             return
         self._requests[key].times += [now] * len(output.token_ids)
-        self._watch(output)
         if output.finish_reason:
             self._over.release()
             self._next()
-
-    def _watch(self, output: Output) -> None:
-        """Note the engine's counters when all callers have their first token, and when the first one ends."""
-        assert self._engine
-        if self._ended:
-            return
-        self._ended = bool(output.finish_reason)
-        begun = sum(bool(call.times) for call in self._requests)
-        if begun == self._at_once and (self._ended or not self._together):
-            self._together.append(self._engine.stats())
 
     def _next(self) -> None:
         assert self._engine
@@ -100,8 +86,7 @@ class Callers:
         given = {"max_tokens": load.tokens, "ignore_eos": True, **self._sampling}
         self._options = parse_sampling_params(json.dumps(given))
         self._left = iter(rng.integers(0, vocabulary, (load.count, load.prompt)).astype(np.int32))
-        self._requests, self._together = [], []
-        self._at_once, self._ended = load.at_once, False
+        self._requests = []
         started = time.perf_counter()
         for _ in range(load.at_once):
             self._next()
@@ -116,31 +101,3 @@ class Callers:
             "tpot_mean_ms": 1e3 * statistics.mean(each),
             "tokens_per_s": sum(len(call.times) for call in self._requests) / seconds,
         }
-
-    @property
-    def together(self) -> tuple[EngineStats, EngineStats]:
-        """Counters at the begin and the end of the time in which the first requests of the last load all ran.
-
-        Raises:
-            ValueError: One of them had ended before another began.
-        """
-        if len(self._together) < 2:
-            raise ValueError(f"the first {self._at_once} requests never ran together: generate more tokens")
-        return self._together[0], self._together[1]
-
-    def gaps(self, undisturbed: bool = False) -> list[float]:
-        """Seconds between tokens of one request, for all requests of the last load.
-
-        Args:
-            undisturbed: Only those in which no other request waited for its first token.
-        """
-        waits = [(call.sent, call.times[0]) for call in self._requests] if undisturbed else []
-        found: list[float] = []
-        for call in self._requests:
-            times = np.array(call.times)
-            begins, ends = times[:-1], times[1:]
-            kept = np.ones(len(begins), bool)
-            for sent, first in waits:
-                kept &= (ends <= sent) | (begins >= first)
-            found += (ends - begins)[kept].tolist()
-        return found

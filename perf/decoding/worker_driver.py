@@ -187,11 +187,6 @@ def watch_logits(worker: CacheWorker, keep: Callable[[Tensor], None]) -> None:
     vars(runner)["forward"], vars(model)["prefill"] = forward, prefill_and_keep
 
 
-def unwatch_logits(worker: CacheWorker) -> None:
-    """Let the worker compute without a watcher."""
-    del vars(worker._runner)["forward"], vars(worker._model)["prefill"]
-
-
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()

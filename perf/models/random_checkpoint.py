@@ -11,26 +11,20 @@ from unittest import mock
 import torch
 from safetensors.torch import save_file
 
-from hiscore.layers.fp8 import FP8
 from hiscore.parallel.rank import Rank
-from perf.models.geometries import GEOMETRIES, LATENT, PUBLISHED
-
-SCALE = 2.0**-6
-"""Scale of every block in fp8: weights of 0.02 then have most of e4m3's bits."""
-IN_16_BITS = ("embed_tokens", "lm_head", "mlp.gate", "weights_proj")
-"""Modules whose weights are in no checkpoint in fp8."""
+from perf.models.geometries import GEOMETRIES, LATENT
 
 
 def config_of(name: str, context: int | None = None) -> dict[str, Any]:
     """The config.json of a geometry; `context` replaces the model's own context length."""
-    config = dict((GEOMETRIES | PUBLISHED)[name])
+    config = dict(GEOMETRIES[name])
     if context:
         config["max_position_embeddings"] = context
     return config
 
 
 def write(name: str, directory: Path, seed: int = 0, device: str = "cpu", context: int | None = None) -> Path:
-    """Write a seeded random checkpoint, in bfloat16 or fp8, with the families' own standard deviation (0.02)."""
+    """Write a seeded random checkpoint in bfloat16, with the families' own standard deviation (0.02)."""
     save(config_of(name, context), directory, seed, device)
     return directory
 
@@ -72,7 +66,7 @@ def in_memory(device: str, seed: int = 0) -> Iterator[None]:
 
 
 def draw_on(rank: Rank) -> None:
-    """Work: from now on a rank loads weights that are drawn on its device (`in_memory`)."""
+    """Let a rank load weights that are drawn on its device (`in_memory`) from now on."""
     # Held: a context that is collected ends.
     rank.held["drawn"] = context = in_memory(str(rank.device))
     context.__enter__()
@@ -83,29 +77,23 @@ class Shard:
 
     def __init__(self, config: dict[str, Any], seed: int, device: str) -> None:
         self._seed, self._device, self._shapes = seed, device, tensors(config)
-        self._scales = scales(config, self._shapes)
 
     def keys(self) -> list[str]:
-        return [*self._shapes, *self._scales]
+        return list(self._shapes)
 
     def get_slice(self, name: str) -> "Slice":
         return Slice(self, name)
 
     def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], str]:
         """A tensor's shape, and its dtype as files name it."""
-        if shape := self._scales.get(name):
-            return shape, "F32"
-        return self._shapes[name], "F8_E4M3" if f"{name}_scale_inv" in self._scales else "BF16"
+        return self._shapes[name], "BF16"
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        if shape := self._scales.get(name):
-            return torch.full(shape, SCALE, device=self._device)
-        values = draw(name, self._shapes[name], self._seed, self._device)
-        return values.mul_(1 / SCALE).to(FP8) if f"{name}_scale_inv" in self._scales else values
+        return draw(name, self._shapes[name], self._seed, self._device)
 
 
 class Slice:
-    """Return an object that gives parts of a tensor, which is drawn whole for that."""
+    """Parts of a tensor, which is drawn whole for each."""
 
     def __init__(self, shard: Shard, name: str) -> None:
         self._shard, self._name = shard, name
@@ -143,17 +131,6 @@ def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             f"model.layers.{layer}.{name}": shape for name, shape in of_layer(config, layer).items()
         }
     return all_shapes
-
-
-def scales(config: dict[str, Any], all_shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the scales of weights in fp8; none where the config names no blocks."""
-    if not (block := config.get("quantization_config", {}).get("weight_block_size")):
-        return {}
-    return {
-        f"{name}_scale_inv": tuple(-(-size // of) for size, of in zip(shape, block, strict=True))
-        for name, shape in all_shapes.items()
-        if len(shape) == 2 and not name.removesuffix(".weight").endswith(IN_16_BITS)
-    }
 
 
 def _grouped_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
