@@ -56,7 +56,7 @@ class CacheShape:
             p % ranks. By default all are stored here.
 
     Raises:
-        ValueError: The sizes do not fit together; the message names the field.
+        ValueError: More pages than the kernels can count; the message names the field.
     """
 
     layers: int
@@ -83,31 +83,17 @@ class CacheShape:
     host_share: Shard = WHOLE
 
     def __post_init__(self) -> None:
-        positive = (
-            "layers", "kv_heads", "kv_parts", "head_dim", "page_size", "max_sequences", "max_pages", "host_pages",
-        )  # fmt: skip
-        for name in positive:
-            self._check_at_least(name, 1)
-        self._check_at_least("device_pages", 1 if self.sparse_layers else 0)
-        self._check_at_least("ring_pages", 1)
-        self._check_at_least("top_pages", self.ring_pages + 1 if self.index_kind == "bounds" else 1)
-        # A step must not evict what it has selected itself.
-        self._check_at_least("lru_pages", self.top_pages)
-        if self.index_kind == "dsa" and self.page_size != 1:
-            raise ValueError(f"page_size is {self.page_size}, but 'dsa' selects single tokens")
-        if not self.windowed <= self.dense_layers:
-            raise ValueError(f"windowed is {sorted(self.windowed)}: only dense layers keep a window")
-        if self.windowed:
-            for name in ("window_ring", "prefill_rows"):
-                self._check_at_least(name, 1)
-            self._check_at_least("window_pages", self.window_ring)
-        first = self.host_layers[: len(self.whole_layers)]
-        if self.prompts_in == "buffers" and self.whole_layers != first:
-            raise ValueError(
-                f"dense_layers are {sorted(self.dense_layers)}: prompts_in 'buffers' needs the first"
-            )
-        if self.sparse_layers and self.index_kind == "none":
-            raise ValueError("index_kind is 'none', but only dense layers can do without an index")
+        assert min(self.layers, self.kv_heads, self.kv_parts, self.head_dim, self.page_size) > 0
+        assert min(self.max_sequences, self.max_pages, self.host_pages, self.ring_pages) > 0
+        assert self.device_pages > 0 or not self.sparse_layers
+        assert self.top_pages > self.newest_selected
+        assert self.lru_pages >= self.top_pages, "a step must not evict what it has selected itself"
+        assert self.index_kind != "none" or not self.sparse_layers
+        assert self.index_kind != "dsa" or self.page_size == 1
+        assert self.windowed <= self.dense_layers
+        assert not self.windowed or 0 < self.window_ring <= self.window_pages
+        assert not self.windowed or self.prefill_rows > 0
+        assert self.prompts_in != "buffers" or self.whole_layers == self.host_layers[: len(self.whole_layers)]
         for name in ("max_pages", "lru_pages") if self.sparse_layers else ():
             if getattr(self, name) > MAX_SELECTABLE_PAGES:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at most {MAX_SELECTABLE_PAGES}")
@@ -118,10 +104,6 @@ class CacheShape:
                 )
         if self.window_slots > 2**31 - 1:
             raise ValueError(f"window_pages is {self.window_pages}: slots must fit int32")
-
-    def _check_at_least(self, name: str, least: int) -> None:
-        if getattr(self, name) < least:
-            raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
 
     @property
     def buffer_pages(self) -> int:

@@ -18,22 +18,29 @@ SHAPE = CacheShape(
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("layers", 0, "layers is 0, must be at least 1"),
-        ("max_sequences", 0, "max_sequences is 0"),
-        ("device_pages", 0, "device_pages is 0, must be at least 1"),
-        ("top_pages", 8, "lru_pages is 7, must be at least 8"),
-        ("top_pages", 2, "top_pages is 2, must be at least 3"),
-        ("ring_pages", 0, "ring_pages is 0"),
-        ("index_kind", "dsa", "page_size is 4, but 'dsa' selects single tokens"),
-        ("index_kind", "none", "index_kind is 'none'"),
         ("host_pages", 2**29, r"host_pages is 536870912 with 4 tokens each"),
         ("device_pages", 2**29, r"device_pages is 536870912 with 4 tokens each"),
         ("max_pages", 2**21, "max_pages is 2097152, must be at most 2097151"),
         ("lru_pages", 2**21, "lru_pages is 2097152, must be at most 2097151"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(field: str, value: object, message: str) -> None:
+def test_more_pages_than_kernels_can_count_are_refused(field: str, value: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        replace(SHAPE, **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, 0) for field in ("layers", "max_sequences", "device_pages", "ring_pages")),
+        ("top_pages", 8),
+        ("top_pages", 2),
+        ("index_kind", "dsa"),
+        ("index_kind", "none"),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_noticed(field: str, value: object) -> None:
+    with pytest.raises(AssertionError):
         replace(SHAPE, **{field: value})  # type: ignore[arg-type]
 
 
@@ -119,23 +126,23 @@ def test_windowed_layers_have_pages_of_their_own_and_room_for_a_prefill() -> Non
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("field", "value"),
     [
-        ("windowed", frozenset({2}), r"windowed is \[2\]: only dense layers keep a window"),
-        ("window_ring", 0, "window_ring is 0, must be at least 1"),
-        ("window_pages", 2, "window_pages is 2, must be at least 3"),
-        ("prefill_rows", 0, "prefill_rows is 0, must be at least 1"),
-        ("window_pages", 2**29, "window_pages is 536870912: slots must fit int32"),
-        (
-            "dense_layers",
-            frozenset({1, 2}),
-            r"dense_layers are \[1, 2\]: prompts_in 'buffers' needs the first",
-        ),
+        ("windowed", frozenset({2})),
+        ("window_ring", 0),
+        ("window_pages", 2),
+        ("prefill_rows", 0),
+        ("dense_layers", frozenset({1, 2})),
     ],
 )
-def test_windows_that_do_not_fit_are_refused(field: str, value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_windows_that_do_not_fit_are_noticed(field: str, value: object) -> None:
+    with pytest.raises(AssertionError):
         replace(WINDOWED, **{field: value})  # type: ignore[arg-type]
+
+
+def test_more_slots_of_windows_than_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="window_pages is 536870912: slots must fit int32"):
+        replace(WINDOWED, window_pages=2**29)
 
 
 def test_what_every_selection_contains() -> None:
