@@ -14,29 +14,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {
-    "client": 5_100,
+    "client": 5_000,
     "perf": 10_500,
-    "tests": 67_500,
-    "hiscore": 45_500,
-    "hiscore/api": 4_700,
-    "hiscore/attention": 1_600,
-    "hiscore/checkpoint": 900,
-    "hiscore/decoding": 10_200,
-    "hiscore/kernels": 4_000,
+    "tests": 64_000,
+    "hiscore": 42_500,
+    "hiscore/api": 4_500,
+    "hiscore/attention": 1_500,
+    "hiscore/checkpoint": 800,
+    "hiscore/decoding": 10_000,
+    "hiscore/kernels": 3_500,
     "hiscore/launcher": 3_100,
-    "hiscore/layers": 2_200,
+    "hiscore/layers": 1_800,
     "hiscore/memory": 300,
-    "hiscore/models": 6_600,
+    "hiscore/models": 5_900,
     "hiscore/parallel": 800,
     "hiscore/prefill": 900,
     "hiscore/prompts": 1_800,
     "hiscore/scoring": 3_400,
-    "hiscore/serving": 2_400,
+    "hiscore/serving": 2_200,
     "hiscore/settings": 750,
     "hiscore/tokenization": 1_200,
 }
 """Lines of Python by folder, subfolders included."""
-DOCSTRING_PERCENT = 23
+DOCSTRING_PERCENT = 22
 """Most lines of hiscore/ in a hundred that are docstrings."""
 FILE_LINES = 400
 """Most lines of a file of hiscore/."""
