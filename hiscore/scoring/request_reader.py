@@ -17,7 +17,8 @@ from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.text_inputs import TEXTS, read_text
 from hiscore.scoring.validation import check_labels, check_prompt
-from hiscore.serving.triton_io import Staged, parameters, request_id, required_tensor, tensor
+from hiscore.serving.stages import Staged
+from hiscore.serving.triton_io import parameters, request_id, required_tensor, tensor
 from hiscore.settings import CANARY_ID, Limits
 
 IDS = ("input_ids", "delimiter_indices")

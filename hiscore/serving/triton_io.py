@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
@@ -18,9 +18,10 @@ import triton_python_backend_utils as pb_utils
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError, to_request_error
 from hiscore.models.server_resources import Instance
-from hiscore.serving.batched_model import Job, QueuedRequest
+from hiscore.serving.batched_model import QueuedRequest
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.error_log import ErrorLog
+from hiscore.serving.stages import TwoStages
 
 log = logging.getLogger(__name__)
 
@@ -70,58 +71,11 @@ class ReplyTo:
         return bool(self.sender.is_cancelled())
 
 
-@dataclass(frozen=True)
-class Staged(Generic[Job]):
-    """A request in two stages.
-
-    Attributes:
-        first: The job of the batcher that comes before.
-        then: Makes the job of the next one out of its answer, or raises `RequestError`.
-    """
-
-    first: Any
-    then: Callable[[Any], Job]
-
-
-@dataclass(frozen=True)
-class SubmitNext(Generic[Job]):
-    """Where the first answer of a request in two stages goes: on to the next batcher.
-
-    Attributes:
-        reply_to: The caller.
-        then: As in `Staged`.
-        batcher: The next one.
-        deadline: As in `QueuedRequest`.
-    """
-
-    reply_to: ReplyTo
-    then: Callable[[Any], Job]
-    batcher: Batcher[Job]
-    deadline: float
-
-    def send(self, answer: Any) -> None:
-        """Submit the job, or send the error."""
-        if isinstance(answer, RequestError):
-            self.reply_to.send(answer)
-            return
-        try:
-            job = self.then(answer)
-        except Exception as error:
-            self.reply_to.send(to_request_error(error))
-        else:
-            self.batcher.submit([QueuedRequest(job, self.reply_to, self.deadline)])
-
-    def is_cancelled(self) -> bool:
-        """Whether the caller has gone."""
-        return self.reply_to.is_cancelled()
-
-
 def serve(
     requests: Sequence[Any],
-    read: Callable[[Any], Job | Staged[Job]],
-    batcher: Batcher[Job],
+    read: Callable[[Any], Any],
+    batcher: Batcher[Any] | TwoStages[Any],
     timeout_s: float,
-    before: Batcher[Any] | None = None,
 ) -> list[Any] | None:
     """Validate the requests of an `execute` and hand them to the batcher.
 
@@ -131,52 +85,29 @@ def serve(
             behind a tensor is gone after `execute`.
         batcher: Runs the jobs.
         timeout_s: The longest wait in the queue; a caller may ask for less.
-        before: The first batcher of requests in two stages.
 
     Returns:
-        What `execute` returns: the response, if the only request was run on the spot.
+        The value that `execute` returns: the response, if the only request was run on the spot.
     """
     now = time.monotonic()
-    queued: list[QueuedRequest[Job]] = []
-    queued_before: list[QueuedRequest[Any]] = []
+    queued: list[QueuedRequest[Any]] = []
     for request in requests:
-        job: Job | Staged[Job] | RequestError
         try:
             job = read(request)
-            if isinstance(job, Staged) and before is not None and len(requests) == 1:
-                job = _run_first(before, job)
+            answer = batcher.run_alone(job) if len(requests) == 1 else None
         except Exception as error:
             # Kept in a variable, an error would keep the request alive by its traceback.
             ReplyTo.of(request).send(to_request_error(error))
             continue
-        if isinstance(job, RequestError):
-            ReplyTo.of(request).send(job)
-            continue
-        if isinstance(job, Staged):
-            deadline = _deadline(request, now, timeout_s)
-            reply_to = SubmitNext(ReplyTo.of(request), job.then, batcher, deadline)
-            queued_before.append(QueuedRequest(job.first, reply_to, deadline))
-            continue
-        if len(requests) == 1 and (answer := batcher.run_alone(job)) is not None:
+        if answer is not None:
             try:
                 return [_response(answer, request_id(request))]
             except Exception as error:
                 return [_response(to_request_error(error), request_id(request))]
         queued.append(QueuedRequest(job, ReplyTo.of(request), _deadline(request, now, timeout_s)))
-    if queued_before:
-        assert before is not None
-        before.submit(queued_before)
     batcher.submit(queued)
     batcher.board.wait_for_turn()
     return None
-
-
-def _run_first(before: Batcher[Any], staged: Staged[Job]) -> Job | Staged[Job] | RequestError:
-    """The job itself or its error, if the first batcher is idle and answers at once."""
-    answer = before.run_alone(staged.first)
-    if answer is None:
-        return staged
-    return answer if isinstance(answer, RequestError) else staged.then(answer)
 
 
 def _deadline(request: Any, now: float, timeout_s: float) -> float:

@@ -24,6 +24,7 @@ from hiscore.serving.batcher import Batcher
 from hiscore.serving.feeds import CountsFeed, Exporter, batcher_feeds, queue_feeds
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.metrics import Counters
+from hiscore.serving.stages import TwoStages
 from hiscore.serving.triton_io import error_log, instance_of, serve, server_directory
 from hiscore.settings import ScorerSettings, from_model_directory
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -85,6 +86,7 @@ class TritonPythonModel:
             board,
         )
         self.texts: Batcher[TextJob] | None = None
+        self.calls: Batcher[ScoreRequest] | TwoStages[ScoreRequest] = self.batcher
         tokenizer, feeds = None, [self.counts, *batcher_feeds(labels, self.batcher.totals, error_log)]
         if settings.takes_text:
             # What `score` does before it scores is counted as its own.
@@ -93,6 +95,7 @@ class TritonPythonModel:
             tokenizer = self.tokenizer(checkpoint, lambda stats: counts.add(**stats.counts))
             texts_board = board.part(1 / BYTES_PER_TOKEN)
             self.texts = Batcher(tokenizer, batch_limits(settings.max_queue), texts_board)
+            self.calls = TwoStages(self.texts, self.batcher)
             feeds += [counts, *queue_feeds(labels_of_texts, self.texts.totals)]
         self.reader = RequestReader(self.scorer.facts, settings, self.scorer.packing.prompt, tokenizer)
         self.exporter = Exporter(feeds, labels)
@@ -100,8 +103,7 @@ class TritonPythonModel:
         leader.started()
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        timeout_s = self.settings.queue_timeout_s
-        return serve(requests, self.reader.read, self.batcher, timeout_s, self.texts)
+        return serve(requests, self.reader.read, self.calls, self.settings.queue_timeout_s)
 
     def finalize(self) -> None:
         if self.texts:

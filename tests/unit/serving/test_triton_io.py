@@ -16,6 +16,7 @@ from hiscore.errors import RequestError
 from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits, QueuedRequest, WholeJobs
 from hiscore.serving.batcher import Batcher
+from hiscore.serving.stages import Staged, TwoStages
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
 MODULE = "hiscore.serving.triton_io"
@@ -128,7 +129,7 @@ class Both:
             raise RequestError("unreadable")
         if request.word.startswith("direct"):
             return request.word
-        return self.module.Staged(request.word, self.then)
+        return Staged(request.word, self.then)
 
     def then(self, answer: str) -> str:
         if answer.startswith("misfit"):
@@ -138,7 +139,8 @@ class Both:
         return answer
 
     def serve(self, *requests: Request, timeout_s: float = 100.0) -> Any:
-        return self.module.serve(requests, self.read, self.batcher, timeout_s, self.texts)
+        calls = TwoStages(self.texts, self.batcher)
+        return self.module.serve(requests, self.read, calls, timeout_s)
 
     def close(self) -> None:
         self.texts.close()
@@ -185,7 +187,7 @@ def test_a_request_by_itself_is_answered_once(word: str, both: Both) -> None:
     answers = [*(returned or ()), *(response for response, _ in request.sent)]
     assert answers == [EXPECTED[word]]
     ran_on_the_spot = returned is not None
-    good = word in ("a", "direct", "last")
+    good = word in ("a", "direct", "first", "last")
     assert ran_on_the_spot == (good and both.texts._limits.max_alone_cost > 0)
 
 
