@@ -63,7 +63,7 @@ class ScoringPlan:
         return Part(job.part(prompt.part(done, last), done), cost, last, left)
 
     def _query(self, job: ScoreRequest) -> tuple[int, int]:
-        """How many tokens of the query have to be computed, and how many are read from the cache."""
+        """Count the tokens of the query to compute, and those to read from the cache."""
         # Most jobs are taken right after they were priced.
         if self._priced[0] is not job:
             self._priced = job, self._look_up(job)

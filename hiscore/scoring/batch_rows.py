@@ -16,7 +16,7 @@ from hiscore.scoring.packed_prompt import PackedPrompt
 
 
 class BatchRows(NamedTuple):
-    """What the rows of a batch are.
+    """The rows of a batch.
 
     Attributes:
         tokens: int32 [T].

@@ -15,9 +15,9 @@ from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer
 
 MAX_BATCH_BYTES = 2**20
-"""Of text in one batch: enough to use every core, few enough that a small request does not wait long."""
+"""Bytes of text in one batch: enough to use every core, few enough that a small request does not wait long."""
 MAX_ALONE_BYTES = 2**15
-"""Of text that is encoded on the spot when nothing else is: a few milliseconds."""
+"""Bytes of text that are encoded on the spot when nothing else is: a few milliseconds."""
 COUNTERS = {
     "hiscore_full_encodes_total": "Calls whose whole query was encoded again with each of its items",
     "hiscore_tokenized_calls_total": "Calls turned from text into token ids",
@@ -32,14 +32,14 @@ def batch_limits(max_queue: int) -> BatchLimits:
 
 @dataclass(frozen=True)
 class EncodeStats:
-    """What a batch held: requests that could be served, and those whose query was encoded with every item."""
+    """The requests of a batch that could be served, and those whose query was encoded with every item."""
 
     requests: int
     full_encodes: int
 
     @property
     def counts(self) -> dict[str, int]:
-        """What `COUNTERS` rise by."""
+        """The increases of `COUNTERS`."""
         return {
             "hiscore_full_encodes_total": self.full_encodes,
             "hiscore_tokenized_calls_total": self.requests,

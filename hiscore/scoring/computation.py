@@ -1,4 +1,4 @@
-"""What the scorer computes for a batch, on its device or on each of its ranks."""
+"""The computation of a batch's results, on the scorer's device or on each of its ranks."""
 
 import logging
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from hiscore.scoring.request import ScoreRequest
 
 log = logging.getLogger(__name__)
 PLACE = "scorer"
-"""Where a rank holds its `Computation`."""
+"""The place where a rank holds its `Computation`."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,7 @@ class Computation:
     """Computes batches on one device.
 
     Attributes:
-        runner: Runs the forwards.
         head: The checkpoint's LM head, or a classifier's.
-        is_classifier: Whether the head is a classifier's.
-        device: Where.
     """
 
     runner: ForwardRunner
@@ -45,7 +42,7 @@ class Computation:
     def read_out(
         self, hidden: Tensor, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]
     ) -> list[HeadResult]:
-        """What the head needs is worked out, and sent, only now: a GPU is still at work on the hidden states."""
+        """Apply the head. Its inputs are worked out only now: a GPU is still at work on the hidden states."""
         places, uploads = _places(forwards), Uploads(self.device)
         return head_results(self.head, requests, self.is_classifier, places, uploads)(hidden)
 
@@ -57,7 +54,7 @@ def compute(rank: Rank, forwards: Sequence[Forward], requests: Sequence[ScoreReq
 
 
 def computation(rank: Rank) -> Computation:
-    """What a rank computes with."""
+    """Return a rank's computation."""
     found: Computation = rank.held[PLACE]
     return found
 

@@ -111,7 +111,7 @@ def load_decoder_scorer(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is computed, and in which numbers.
+    """A checkpoint and the settings by which it is loaded.
 
     Attributes:
         directory: Its files.
@@ -188,7 +188,7 @@ def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
 
 
 def launches_in_slices(rank: Rank, a: Architecture) -> bool:
-    """Whether a GPU launches large forwards of a checkpoint in slices, and small ones between them."""
+    """Tell whether a GPU launches large forwards of a checkpoint in slices, and small ones between them."""
     # Several ranks are told of whole batches. With longrope a prompt may compute its query twice: without a price
     # for that, nothing can be said to be small.
     return rank.shard.ranks == 1 and a.original_context is None

@@ -33,10 +33,9 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class EncodingPlan:
-    """How a request is encoded.
+    """The way in which a request is encoded.
 
     Attributes:
-        request: The request.
         shared: The part of the query that is encoded once.
         repeated: The rest of it, next to the items, which is encoded with every item.
         rule: How the query was split; None: it was not.

@@ -1,4 +1,4 @@
-"""What the LM head computes for a batch: logits of labels, or their probabilities over the whole vocabulary."""
+"""The LM head's results for a batch: logits of labels, or their probabilities over the whole vocabulary."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def head_results(
     places: Int64,
     uploads: Uploads,
 ) -> Callable[[Tensor], list[HeadResult]]:
-    """What applies the head to the items of a batch.
+    """Prepare the head for the items of a batch.
 
     Requests with the same labels share a matrix product; all probabilities over the vocabulary share one. Logits
     for items with labels of their own, and for a request of one item, are computed pair by pair, so that an item's
@@ -101,7 +101,7 @@ class _Part:
 def _pairs(
     head: LMHead, requests: Sequence[ScoreRequest], from_logits: bool, uploads: Uploads
 ) -> Callable[[Tensor], Tensor]:
-    """What computes logits, or probabilities over the vocabulary, of items' own labels."""
+    """Prepare the logits, or probabilities over the vocabulary, of items' own labels."""
     own = np.concatenate([own_counts(request) for request in requests])
     owners = np.arange(len(own)).repeat(own)
     labels = np.concatenate([request.labels for request in requests])
@@ -115,7 +115,7 @@ def _alone(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Sequence[T
 
 
 def has_own_labels(request: ScoreRequest) -> bool:
-    """Whether a request's results are computed pair by pair."""
+    """Tell whether a request's results are computed pair by pair."""
     if request.label_counts is not None:
         return True
     from_logits = request.options.apply_softmax or request.options.raw_logits
@@ -123,7 +123,7 @@ def has_own_labels(request: ScoreRequest) -> bool:
 
 
 def own_counts(request: ScoreRequest) -> Int64:
-    """How many labels each item has: int64 [items]."""
+    """Count the labels of each item: int64 [items]."""
     if request.label_counts is not None:
         return request.label_counts
     return np.full(len(request.prompt.item_lengths), len(request.labels), np.int64)

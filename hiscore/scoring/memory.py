@@ -1,4 +1,4 @@
-"""Where the scorer's memory goes: weights, one pool of keys and values, activations."""
+"""The plan of the scorer's memory: weights, one pool of keys and values, activations."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ DEFAULT_CACHE_BYTES, CACHE_SHARE = 2**30, 1 / 8
 HEAD_ROWS = 256
 """Rows whose logits over the whole vocabulary exist at once (`layers.lm_head.ROW_SLICE`)."""
 CPU_ATTENTION_BYTES = 3 * 2**26
-"""What attention on a CPU holds at once: weights before, during and after their softmax."""
+"""Bytes that attention on a CPU holds at once: weights before, during and after their softmax."""
 PROCESS_BYTES = 2**29
-"""Of a process on the host: the interpreter, torch, and what an allocator keeps."""
+"""Bytes of a process on the host: the interpreter, torch, and what an allocator keeps."""
 CUDA_BYTES = 5 * 2**27
 """Kernels, those of libraries that are only tried included; graphs, and workspaces of the libraries."""
 

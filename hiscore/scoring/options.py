@@ -20,7 +20,7 @@ LONGEST_KEPT = 256
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """How a request's logits become scores, and how its texts are joined.
+    """The way from a request's logits to its scores, and of joining its texts.
 
     Attributes:
         apply_softmax: Softmax over the labels. Otherwise a score is a probability over the whole vocabulary, or a

@@ -42,7 +42,7 @@ class PackedPrompt:
         self.slots[: len(slots)], self.slots[len(slots) :] = slots, NO_SLOT
 
     def offset_in_node(self, index: int) -> int:
-        """How far into the query, or into an item, this index of the batch's sequence is."""
+        """Return the offset of an index of the batch's sequence in its query or item."""
         token = index - self.begin
         return token - self._node(token)[0]
 

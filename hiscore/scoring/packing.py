@@ -111,7 +111,7 @@ def _place(
 
 
 def _cut(packed: Sequence[PackedPrompt], budget: int) -> list[int]:
-    """Where the forwards end in the batch's sequence."""
+    """Find the ends of the forwards in the batch's sequence."""
     ends: list[int] = []
     begin, total = 0, packed[-1].end if packed else 0
     for p in packed:
@@ -163,7 +163,7 @@ def pool_reserve(longest: int, budget: int) -> int:
 def _claims(
     groups: Sequence[QueryGroup], budget: int, cache: QueryCache
 ) -> tuple[int, list[tuple[QueryKey, int]]]:
-    """What a batch needs of the pool: a reserve if it takes several forwards, else what its queries hit."""
+    """Return a batch's needs of the pool: a reserve for several forwards, or the pages that its queries hit."""
     prompts = [group.prompt for group in groups]
     hits = [group.hit_pages(cache) for group in groups]
     if sum(len(p.tokens) - PAGE * hit for p, hit in zip(prompts, hits, strict=True)) <= budget:

@@ -115,11 +115,9 @@ def load_encoder_scorer(
 def plan_pairs(
     place: str, a: EncoderArchitecture, number_bytes: int, weights: int, max_rows: int
 ) -> MemoryPlan:
-    """Where an encoder's memory goes.
+    """Plan an encoder's memory.
 
     Args:
-        place: The device.
-        a: The checkpoint's architecture.
         number_bytes: Bytes of one number of an activation.
         weights: Bytes.
         max_rows: Tokens of a forward.

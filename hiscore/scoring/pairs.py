@@ -17,7 +17,7 @@ from hiscore.scoring.request import MultiItemPrompt
 
 @dataclass(frozen=True)
 class PairRules:
-    """How an encoder reads its rows.
+    """The rules by which an encoder reads its rows.
 
     Attributes:
         token_types: Of the query's tokens and of the item's; a text without a query has the first.

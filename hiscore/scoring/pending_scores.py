@@ -1,4 +1,4 @@
-"""What has been launched of a batch, and its scores when the device has computed them."""
+"""A launched batch, and its scores when the device has computed them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class BatchStats:
-    """What a batch cost: forwards, the tokens they computed, items scored, tokens from the prefix cache."""
+    """The cost of a batch: forwards, the tokens they computed, items scored, tokens from the cache."""
 
     forwards: int
     tokens: int
@@ -74,10 +74,10 @@ class PendingScores:
         return [self._read(index, readers[index], found) for index, found in results], stats
 
     def _results(self, items: Sequence[int]) -> list[tuple[int, Float32]]:
-        """Where the results are on the host, or will be when the copy is done.
+        """Find the results on the host, which are there when the copy is done.
 
         Args:
-            items: How many each request has.
+            items: The number of each request.
 
         Returns:
             The index of each request, ascending, and its results: float32 [items, columns], or [labels of all

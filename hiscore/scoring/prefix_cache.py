@@ -28,7 +28,7 @@ PAGE = 32
 
 @dataclass(frozen=True)
 class QueryKey:
-    """What a query is looked up by.
+    """The hashes by which a query is looked up.
 
     Attributes:
         pages: A hash for each full page, over all tokens up to its end.
@@ -46,7 +46,7 @@ class QueryKey:
         return cls(tuple(hashes.pages), hashes.whole())
 
     def leading(self, pages: Container[bytes], more: Container[bytes] = ()) -> int:
-        """How many leading pages are among some, which hold no page without those before it."""
+        """Count the leading pages among some, which hold no page without those before it."""
         return bisect_left(self.pages, True, key=lambda page: page not in pages and page not in more)
 
 
@@ -63,7 +63,7 @@ class QueryCache:
         """
         self.caching = caching
         self.holds = False
-        """Whether a batch is held: see `held`."""
+        """A batch is held: see `held`."""
         self._most_reserved = self._reserve = reserve
         self._pages = pages
         # Looked up in a third of the time that it takes to work them out, for each call anew.
@@ -89,11 +89,11 @@ class QueryCache:
             self._in_use.update(key.pages[:pages])
 
     def leading_pages(self, key: QueryKey, more: Container[bytes] = ()) -> int:
-        """How many of a query's pages are cached, or among `more`. Changes nothing; for any thread."""
+        """Count a query's leading pages that are cached, or among `more`; on any thread, without a change."""
         return key.leading(self._cached, more) if self.caching else 0
 
     def can_hold(self, key: QueryKey) -> bool:
-        """Whether all pages of a query could stay cached."""
+        """Tell whether all pages of a query could stay cached."""
         # While it is computed, a batch of several forwards may keep as much again.
         return self.caching and 2 * len(key.pages) <= self._pages
 

@@ -29,11 +29,11 @@ class QueryGroup(NamedTuple):
 
     @property
     def max_hit(self) -> int:
-        """How many of the query's tokens need not be computed; an empty item is read at the last one."""
+        """The query's tokens that need not be computed; an empty item is read at the last one."""
         return max(0, self.prompt.query_length - (self.prompt.empty_items > 0))
 
     def hit_pages(self, cache: QueryCache) -> int:
-        """How many of the query's pages the cache holds and need not be computed."""
+        """Count the query's cached pages that need not be computed."""
         return min(cache.leading_pages(self.prompt.query_key), self.max_hit // PAGE) if cache.caching else 0
 
 

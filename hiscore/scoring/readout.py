@@ -39,7 +39,7 @@ def scores_from_head(values: Float32, options: ScoreOptions, is_classifier: bool
 
 
 class PairScores:
-    """As `scores_from_head`, for items with labels of their own."""
+    """Scores of items with labels of their own; otherwise like `scores_from_head`."""
 
     def __init__(self, counts: Int64, columns: int, options: ScoreOptions) -> None:
         """Prepare all that does not depend on the logits, which may still be computed.

@@ -14,7 +14,7 @@ MOST_SLOTS = 2**20
 FEW = 64
 """Up to so many shared labels are compared as a set of Python's numbers, which is fastest for few."""
 ID_BITS = 31
-"""Of a token id."""
+"""Bits of a token id."""
 
 
 def check_repeated(labels: Int32, counts: Int64 | None = None, first_item: int = 0) -> None:
@@ -42,7 +42,7 @@ def check_repeated(labels: Int32, counts: Int64 | None = None, first_item: int =
 
 
 def _is_any_repeated(keys: Int64) -> bool:
-    """Whether any key is there twice, by hash tables: 50,000 keys take an eighth of the time of sorting them.
+    """Tell whether any key is there twice, by hash tables: 50,000 keys take an eighth of the time of sorting them.
 
     Every key goes to a slot, which keeps one of its keys. Keys that are there twice share a slot: one of them is
     what the slot kept, or neither is. So those that were not kept are compared with what was, and then among

@@ -46,7 +46,7 @@ class MultiItemPrompt:
 
     @cached_property
     def query_key(self) -> QueryKey:
-        """What the query is looked up by; hashed once."""
+        """The key by which the query is looked up; hashed once."""
         # The same tokens have other keys where they are rotated otherwise.
         return QueryKey.of(self.tokens[: self.query_length], b"long" if self.is_long else b"")
 
@@ -57,7 +57,7 @@ class MultiItemPrompt:
 
     @cached_property
     def empty_items(self) -> int:
-        """How many items are scored at the query's last token."""
+        """The number of items that are scored at the query's last token."""
         return len(self.item_lengths) - int(np.count_nonzero(self.item_lengths))
 
     def part(self, first: int, last: int) -> "MultiItemPrompt":

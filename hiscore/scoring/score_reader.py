@@ -1,4 +1,4 @@
-"""What turns a request's results into scores, prepared while a GPU is at work on them."""
+"""The function from a request's results to its scores, prepared while a GPU is at work on them."""
 
 from collections.abc import Callable
 from functools import partial

@@ -17,7 +17,7 @@ one of those: where it cannot, it aborts."""
 
 
 def is_device_lost(error: Exception | None) -> bool:
-    """Whether an error leaves the CUDA context of this process unusable."""
+    """Tell whether an error leaves the CUDA context of this process unusable."""
     # Triton kernels do not have their own exception class for it.
     of_device = isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]")
     # Memory may be free again for the next call.

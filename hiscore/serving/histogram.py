@@ -38,6 +38,6 @@ class Histogram:
         return sum(self._counts)
 
     def buckets(self) -> dict[str, int]:
-        """How many values were at most each bound: the label ``le`` of Prometheus -> count."""
+        """Count the values up to each bound: the label ``le`` of Prometheus -> count."""
         names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
         return dict(zip(names, accumulate(self._counts), strict=True))

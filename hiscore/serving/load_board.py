@@ -19,7 +19,7 @@ MAX_INSTANCES = 64
 FREE = -1.0
 """The load of a place that no instance has."""
 POLL_S = 0.002
-"""How soon an instance that waits for its turn notices it. Meanwhile another takes the calls."""
+"""The delay with which an instance notices its turn. Meanwhile another takes the calls."""
 
 
 class LoadBoard:
@@ -60,12 +60,12 @@ class LoadBoard:
         return PartOfLoad(self, len(self._parts) - 1, scale)
 
     def others_have_room(self) -> bool:
-        """Whether a call that finds no room here would find some elsewhere."""
+        """Tell whether a call that finds no room here would find some elsewhere."""
         return self._least_of_others() < math.inf
 
     @property
     def is_next(self) -> bool:
-        """Whether no other instance has less to do than this one."""
+        """No other instance has less to do than this one."""
         return self._loads[self._own] <= self._least_of_others()
 
     def wait_for_turn(self) -> None:
@@ -94,22 +94,19 @@ class LoadBoard:
 
 
 class PartOfLoad:
-    """What another batcher of an instance sees of the board."""
+    """The board in the eyes of another batcher of an instance; see `LoadBoard`."""
 
     def __init__(self, board: LoadBoard, part: int, scale: float) -> None:
         """Share a board; `part` and `scale` as there."""
         self._board, self._part, self._scale = board, part, scale
 
     def publish(self, load: float) -> None:
-        """As `LoadBoard.publish`."""
         self._board.publish(load * self._scale, self._part)
 
     def others_have_room(self) -> bool:
-        """As `LoadBoard.others_have_room`."""
         return self._board.others_have_room()
 
     def wait_for_turn(self) -> None:
-        """As `LoadBoard.wait_for_turn`."""
         self._board.wait_for_turn()
 
 

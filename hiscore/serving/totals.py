@@ -1,4 +1,4 @@
-"""What a batcher has done, as counters that only rise; metrics read them."""
+"""The work of a batcher, as counters that only rise; metrics read them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from hiscore.serving.histogram import Histogram
 
 @dataclass
 class Totals:
-    """What a batcher has done since its start.
+    """The work of a batcher since its start.
 
     Attributes:
         queue_wait: Seconds that requests waited until their first part was launched.

@@ -30,7 +30,7 @@ error_log = ErrorLog()
 
 @dataclass(frozen=True)
 class ReplyTo:
-    """Where a request's responses go, and its id for the log."""
+    """The destination of a request's responses, and its id for the log."""
 
     sender: Any
     request_id: str
@@ -67,7 +67,7 @@ class ReplyTo:
             return False
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has gone; a round trip to the server."""
+        """Ask whether the caller has gone: a round trip to the server."""
         return bool(self.sender.is_cancelled())
 
 
@@ -172,7 +172,7 @@ def tensor(request: Any, name: str) -> npt.NDArray[Any] | None:
 
 
 def required_tensor(request: Any, name: str) -> npt.NDArray[Any]:
-    """As `tensor`, for an input that must be sent."""
+    """Return an input like `tensor`, or raise if it was not sent."""
     values = tensor(request, name)
     if values is None:
         raise RequestError(f"'{name}' is missing")

@@ -76,11 +76,11 @@ class WaitingRequests(Generic[Job]):
         self._board.publish(math.inf if full else self._total_cost + self.alone)
 
     def expects_small(self) -> bool:
-        """Whether a batch is better formed as late as possible: see `RequestOrder.expects_small`."""
+        """Tell whether a batch is better formed as late as possible: see `RequestOrder.expects_small`."""
         return self._order.expects_small()
 
     def worth_polling(self) -> list[QueuedRequest[Job]]:
-        """Those among the oldest for which it is worth asking whether the caller has gone."""
+        """Choose the requests among the oldest whose callers are worth asking whether they have gone."""
         # Each check is a round trip to the server: not for requests that are launched as they come.
         since = time.monotonic() - POLL_AFTER_S
         return [request for request in islice(self._order, MAX_POLLED) if request.since < since]
