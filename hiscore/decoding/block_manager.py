@@ -51,7 +51,7 @@ class BlockManager:
         without: Iterable[Sequence] = (),
         given_up: PagesNeeded = NOTHING,
     ) -> bool:
-        """Whether all that is needed is free.
+        """Return whether all that is needed is free.
 
         Args:
             needed: For a sequence that starts.
@@ -79,7 +79,7 @@ class BlockManager:
         return self._cache_config.kept_pages - held
 
     def lacks_device_pages(self, needed: PagesNeeded, spare: PagesNeeded) -> bool:
-        """Whether device pages are all that a sequence lacks to start, and others can be spilled for them."""
+        """Return whether a sequence lacks only device pages to start, for which others can be spilled."""
         staging = 0 if self._prompts.from_buffers else needed.staging
         return not self.can_allocate(needed, spare) and self.can_allocate(
             replace(needed, device=0, staging=staging), replace(spare, device=0)
@@ -121,7 +121,7 @@ class BlockManager:
         )  # fmt: skip
 
     def needed_to_start(self, sequence: Sequence) -> PagesNeeded:
-        """What a sequence that waits needs besides the host pages that it has."""
+        """Pages that a waiting sequence needs besides the host pages that it has."""
         config = self._cache_config
         if len(sequence.held.host_pages):
             # It may have more pages than its length needs, and gets back those that were taken.
@@ -138,13 +138,13 @@ class BlockManager:
         return pages_needed(sequence.call, tokens, config, sequence.resident, prompt)
 
     def missing(self, sequence: Sequence) -> PagesNeeded:
-        """What a running sequence needs before its next step."""
+        """Pages that a running sequence needs before its next step."""
         if sequence.length < len(sequence.held.host_pages) * self._cache_config.page_size:
             return NOTHING
         return self._next_block(sequence)
 
     def will_grow(self, sequence: Sequence) -> PagesNeeded:
-        """What a sequence may need next: nothing if it has enough until its end."""
+        """Pages that a sequence may need next: nothing if it has enough until its end."""
         room = len(sequence.held.host_pages) * self._cache_config.page_size
         if len(sequence.call.prompt) + sequence.call.params.max_tokens <= room:
             return NOTHING
@@ -177,7 +177,7 @@ class BlockManager:
         sequence.held.source_blocks = NO_PAGES
 
     def blocks_kept(self, sequence: Sequence, given_up: int) -> int:
-        """How many of its first host blocks a sequence keeps when it gives up others.
+        """Number of first host blocks that a sequence keeps when it gives up others.
 
         Its last ones go first. What is left has all of its prompt and the window before its end, or it is nothing:
         part of a prompt could not be resumed.

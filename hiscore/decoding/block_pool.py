@@ -65,7 +65,7 @@ class BlockPool:
 
 @dataclass(frozen=True)
 class Release:
-    """What a sequence has freed.
+    """Pages that a sequence has freed.
 
     Attributes:
         seq_index: -1 if it held none.

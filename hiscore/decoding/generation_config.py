@@ -35,6 +35,6 @@ def read_defaults(checkpoint: Path) -> SamplingParams:
 
 
 def describe(defaults: SamplingParams) -> str:
-    """What differs from the usual defaults, for the log."""
+    """Describe differences from the usual defaults, for the log."""
     changed = (name for name in NAMES if getattr(defaults, name) != getattr(NO_DEFAULTS, name))
     return ", ".join(f"{name} {getattr(defaults, name):g}" for name in changed) or "nothing"

@@ -31,7 +31,7 @@ MAX_MESSAGE = 200
 
 
 class Grammar:
-    """What one sequence may go on with. Called by one thread at a time."""
+    """The tokens that one sequence may go on with. Called by one thread at a time."""
 
     def __init__(self, matcher: "LLMatcher", words: int, name: str) -> None:
         """Take a matcher.

@@ -1,4 +1,4 @@
-"""What reaches the engine's thread: new calls, cancellations, the request to close, and the times of deadlines."""
+"""Messages to the engine's thread: new calls, cancellations, the request to close, and the times of deadlines."""
 
 import heapq
 import math
@@ -165,6 +165,6 @@ def _times_of(sequence: Sequence) -> tuple[float, float]:
 
 
 def _is_of_one(entry: tuple[float, int], live: Mapping[int, Sequence]) -> bool:
-    """Whether a time is one of a call that has not ended; the id alone may have been that of many others."""
+    """Return whether a time is that of a live call; its id alone may have been that of many others."""
     at, key = entry
     return key in live and at in _times_of(live[key])

@@ -1,4 +1,4 @@
-"""What a sequence needs of every pool, and whether it could ever have it."""
+"""Needs of a sequence in every pool, and the check that they could ever be met."""
 
 from dataclasses import dataclass, replace
 
@@ -48,7 +48,7 @@ def pages_needed(
     resident: bool = False,
     staged: int | None = None,
 ) -> PagesNeeded:
-    """What a sequence of so many tokens holds: room for these and the next, and staging.
+    """Pages that a sequence of so many tokens holds: room for these and the next, and staging.
 
     staged: How many of them go through staging; None: all.
     """
@@ -73,7 +73,7 @@ def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, res
 
 
 def kept_pages_of(device_pages: int, call: DecodeCall, cache_config: CacheConfig) -> int:
-    """How many of its device pages a sequence would keep if it were spilled."""
+    """Number of its device pages that a sequence would keep if it were spilled."""
     return min(device_pages, cache_config.buffer_pages) if call.params.sparse else device_pages
 
 

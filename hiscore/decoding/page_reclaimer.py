@@ -80,7 +80,7 @@ class PageReclaimer:
             self._queues.move(recalled, Status.DRAINING)
 
     def spare(self) -> PagesNeeded:
-        """What those that run may need next: it is left to them when another starts."""
+        """Pages that running sequences may need next: it is left to them when another starts."""
         return sum((self._blocks.will_grow(each) for each in self._queues.active), NOTHING)
 
     def take_host_blocks(self, sequence: Sequence, blocks: int, releases: list[Release]) -> None:

@@ -34,25 +34,25 @@ class PreemptionPolicy:
     most: int = 1024
 
     def is_overdue(self, waiting: Sequence, step: int) -> bool:
-        """Whether a sequence has waited long enough at this step to preempt another."""
+        """Return whether a sequence has waited long enough at this step to preempt another."""
         return self.most > 0 and step - waiting.turn.waiting_since >= self.wait_steps(waiting)
 
     def is_short(self, waiting: Sequence) -> bool:
-        """Whether a sequence will soon have ended once it has started."""
+        """Return whether a sequence will soon have ended once it has started."""
         return self.wait_steps(waiting) < self.most
 
     def may_preempt(self, running: Sequence, waiting: Sequence) -> bool:
-        """Whether a running sequence has had as long a turn, and would not end soon anyway; see `can_spare`."""
+        """Return whether a running sequence has had as long a turn and would not end soon; see `can_spare`."""
         steps = self.wait_steps(waiting)
         return running.turn.steps_run >= steps and running.tokens_left > steps
 
     def wait_steps(self, waiting: Sequence) -> int:
-        """How many steps a sequence waits before it is overdue."""
+        """Number of steps that a sequence waits before it is overdue."""
         return min(max(self.least, self.factor * waiting.tokens_left), self.most)
 
 
 def can_spare(holder: Sequence, lost: int) -> bool:
-    """Whether a sequence can repeat so many steps and still get on."""
+    """Return whether a sequence can repeat so many steps and still get on."""
     return 2 * lost <= holder.turn.steps_run or holder.num_output_tokens >= 2 * holder.replayed
 
 

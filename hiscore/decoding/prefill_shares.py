@@ -1,4 +1,4 @@
-"""How prompts share a prefill forward.
+"""Shares of prompts in a prefill forward.
 
 The oldest prompt is guaranteed half of it, so that short prompts cannot starve it; the rest goes to the shortest
 first, so that a long prompt does not delay them either. A part that is not its prompt's last ends at a whole

@@ -37,7 +37,7 @@ class Found:
 
     @property
     def taken(self) -> Int32:
-        """Those that the sequence takes itself: int32."""
+        """Blocks that the sequence takes itself: int32."""
         return self.blocks[~self.copied]
 
 

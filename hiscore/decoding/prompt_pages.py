@@ -1,4 +1,4 @@
-"""Where prompts are prefilled: in pages that they keep, or in others that are lent to them for that.
+"""Pages into which prompts are prefilled: pages that they keep, or in others that are lent to them for that.
 
 A preempted sequence comes back the same way, with all that it has on the host. One that goes on selecting needs
 only what its buffer starts with, for its index is still there.
@@ -35,7 +35,7 @@ class PromptPages:
         self._lender = device if self.from_buffers else staging
 
     def can_lend(self, needed: PagesNeeded, spare: PagesNeeded, device_free: int) -> bool:
-        """Whether there are pages to lend, beside those that sequences keep.
+        """Return whether there are pages to lend, beside those that sequences keep.
 
         Args:
             needed: For a sequence that starts.
@@ -72,7 +72,7 @@ class PromptPages:
         return on_device | (self._config.prompts_in == "dense")
 
     def stay(self, sequence: Sequence) -> bool:
-        """Whether what a sequence has in its pages may be found there by others: as it ends, with all of them."""
+        """Return whether others may find the pages of a sequence on the device: as it ends, with all of them."""
         is_whole = len(sequence.held.device_pages) == len(sequence.held.host_pages)
         return self.from_buffers and is_whole and sequence.ended and not sequence.has_failed
 

@@ -34,17 +34,17 @@ class Queues:
         self._queued = 0
 
     def __bool__(self) -> bool:
-        """Whether there is any sequence."""
+        """Return whether there is any sequence."""
         return any(self._of.values())
 
     @property
     def starting(self) -> list[Sequence]:
-        """Those that hold what they need, and do not run yet."""
+        """Sequences that hold what they need, and do not run yet."""
         return [*self.restoring, *self.prefilling, *self.admitted]
 
     @property
     def active(self) -> list[Sequence]:
-        """Those that have started and go on."""
+        """Sequences that have started and go on."""
         return [*self.starting, *self.running]
 
     @property

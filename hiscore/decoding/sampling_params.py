@@ -15,7 +15,7 @@ MAX_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a sequence is sampled and when it ends; definitions as in vLLM's `SamplingParams`.
+    """Sampling of a sequence, and its end; definitions as in vLLM's `SamplingParams`.
 
     Attributes:
         max_tokens: Most tokens to generate; 0 until it is known how much of the context is left.
@@ -72,12 +72,12 @@ class SamplingParams:
 
     @property
     def has_penalty(self) -> bool:
-        """Whether its logits depend on the tokens before."""
+        """Return whether its logits depend on the tokens before."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
     def has_grammar(self) -> bool:
-        """Whether its text must be of a grammar."""
+        """Return whether its text must be of a grammar."""
         return bool(self.json_schema or self.regex or self.ebnf)
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler hands to the engine: one iteration's launches."""
+"""The scheduler's decisions for the engine: one iteration's launches."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from hiscore.decoding.sequence import Sequence
 
 @dataclass
 class Schedule:
-    """What to launch, in this order.
+    """One iteration to launch, in this order.
 
     Attributes:
         releases: Indices and pages that no longer belong to any sequence.

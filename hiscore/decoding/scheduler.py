@@ -79,7 +79,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do and nothing to wait for."""
+        """Return whether there is nothing to do and nothing to wait for."""
         return not self._releases and not self.queues
 
     def add(self, sequence: Sequence) -> None:
@@ -204,7 +204,7 @@ class Scheduler:
     def _may_start(
         self, sequence: Sequence, schedule: Schedule, passed: PassedOver, spare: PagesNeeded
     ) -> bool:
-        """Whether a sequence may start before those that were passed over, if there is room."""
+        """Return whether a sequence may start before those that were passed over, if there is room."""
         # One resumes in an iteration: it is copied as a whole. Where ranks share the host pool, the running ones
         # wait for that; elsewhere for what its admission copies on the device.
         if len(sequence.held.host_pages) and schedule.resumed:

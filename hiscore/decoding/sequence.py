@@ -17,7 +17,7 @@ from hiscore.page_hashes import PageHashes
 
 
 class Status(Enum):
-    """Where a sequence is in its life."""
+    """State of a sequence's life."""
 
     WAITING = auto()
     """Holds nothing yet."""
@@ -38,7 +38,7 @@ class Status(Enum):
 
 
 class Grammar(Protocol):
-    """What a sequence may go on with: `hiscore.decoding.grammar.Grammar`."""
+    """Tokens that a sequence may go on with: `hiscore.decoding.grammar.Grammar`."""
 
     def mask(self) -> Int32: ...
     def advance(self, token: int) -> Int32: ...
@@ -69,7 +69,7 @@ class DecodeCall:
 
 @dataclass(frozen=True)
 class Output:
-    """What is new of a sequence.
+    """New tokens and text of a sequence.
 
     Attributes:
         token_ids: New tokens.
@@ -210,7 +210,7 @@ class Sequence:
 
     @property
     def waits_for_mask(self) -> bool:
-        """Whether it must sit out a step: see `hiscore.decoding.masks`."""
+        """Return whether it must sit out a step: see `hiscore.decoding.masks`."""
         return self.call.grammar is not None and self.mask is None and self.sampled >= self.replayed
 
     @property
@@ -230,7 +230,7 @@ class Sequence:
 
     @property
     def usage(self) -> tuple[int, int, int]:
-        """As `Output.usage`."""
+        """Tokens so far; see `Output.usage`."""
         return len(self.call.prompt), self.cached_tokens, self.num_output_tokens
 
     @property
@@ -282,10 +282,10 @@ class Sequence:
             self.sampled = self.read = tokens - self.prefilled + 1
 
     def replays(self, position: int) -> bool:
-        """Whether the token at a position is sampled for nothing, because it is known."""
+        """Return whether the token at a position is sampled for nothing, because it is known."""
         return position - len(self.call.prompt) < self.replayed
 
     @property
     def forced_token(self) -> int | None:
-        """What its next step must be fed; None: what was sampled last, which is on the device."""
+        """Token that the next step must be fed; None: what was sampled last, which is on the device."""
         return self.output_ids[self.sampled - 1] if 0 < self.sampled <= self.replayed else None

@@ -1,4 +1,4 @@
-"""What keeps sequences from waiting for ever; see `hiscore.decoding.preemption`."""
+"""Guard that keeps sequences from waiting for ever; see `hiscore.decoding.preemption`."""
 
 from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.interface.cache_config import CacheConfig
@@ -60,7 +60,7 @@ class StarvationGuard:
     def may_overtake(
         self, sequence: Sequence, step: int, keepers: list[Sequence], spare: PagesNeeded
     ) -> bool:
-        """Whether a sequence may start before others for which what is free is kept.
+        """Return whether a sequence may start before others for which what is free is kept.
 
         It must be short and have waited too long, and they could not start even if all ended that are younger
         than they are and will end soon.

@@ -22,7 +22,7 @@ class Detokenizer(Protocol):
 
 
 class NewText(NamedTuple):
-    """What one more token adds: text that may be sent, and why the sequence ended ("" if it goes on)."""
+    """Add one more token. Returns text that may be sent, and why the sequence ended ("" if it goes on)."""
 
     text: str
     finish_reason: FinishReason
@@ -70,7 +70,7 @@ class StopStrings:
         return self._release(len(self._held) - self._depth[state]), False
 
     def flush(self) -> str:
-        """What was held back, since nothing follows that could complete a stop string."""
+        """Text that was held back, since nothing follows that could complete a stop string."""
         return self._release(len(self._held))
 
     def _release(self, length: int) -> str:

@@ -1,4 +1,4 @@
-"""How long callers of decode wait: for a place, for the first token, for each further one, and in all."""
+"""Times that callers of decode wait: for a place, for the first token, for each further one, and in all."""
 
 import time
 from collections.abc import Iterable

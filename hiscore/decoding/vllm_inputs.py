@@ -57,7 +57,7 @@ def answer_shape(
     num_input: bool | None,
     num_output: bool | None,
 ) -> "AnswerShape":
-    """What a request's tensors ask of its responses; None: not sent.
+    """Wishes of a request's tensors for its responses; None: not sent.
 
     Raises:
         RequestError: The input is to be in the output of a stream, which vLLM's backend refuses too.
@@ -138,7 +138,7 @@ def _number_or_object(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """What a caller's responses hold beyond those of others.
+    """Additions to a caller's responses beyond those of others.
 
     Attributes:
         prefix: Before the text of the first response: the prompt, where ``exclude_input_in_output`` is false.

@@ -43,7 +43,7 @@ class Windows:
         )
 
     def has(self, sequence: Sequence, tokens: int) -> bool:
-        """Whether a sequence that goes back to its first tokens still has the window before its next one."""
+        """Return whether a sequence that goes back to its first tokens still has the window before the next."""
         if tokens >= sequence.length or not self._ring:
             return True
         furthest = max(sequence.furthest, sequence.length)

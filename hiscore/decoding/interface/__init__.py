@@ -1,1 +1,1 @@
-"""What the engine and the device side of decode agree on: launches, their results, sizes of the pools."""
+"""The interface between the engine and the device side of decode: launches, their results, sizes of the pools."""

@@ -66,7 +66,7 @@ class CacheConfig:
 
     @property
     def restores_beside_forwards(self) -> bool:
-        """Whether sequences are copied from the host while the forwards of others run.
+        """Return whether sequences are copied from the host while the forwards of others run.
 
         What stays in the dense layers is not copied at all.
         """

@@ -15,7 +15,7 @@ LEAST = -9999.0
 
 
 class TokenLogprobs(NamedTuple):
-    """Of one sampled token.
+    """Log-probabilities of one sampled token.
 
     Attributes:
         chosen: Its log-probability.

@@ -1,4 +1,4 @@
-"""What was found of a prompt: tokens that need no prefill, and where they are."""
+"""The part of a prompt that was found: tokens that need no prefill, and where they are."""
 
 from dataclasses import dataclass
 
@@ -31,5 +31,5 @@ class Prefix:
 
     @property
     def tokens_on_device(self) -> int:
-        """Those that are not copied from the host."""
+        """Tokens that are not copied from the host."""
         return self.tokens // len(self.on_device) * int(self.on_device.sum())

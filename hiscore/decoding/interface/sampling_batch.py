@@ -1,4 +1,4 @@
-"""How the rows of a launch are sampled, as arrays on the host."""
+"""Sampling parameters of the rows of a launch, as arrays on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ROWS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class LogitBias:
-    """What is added to single logits.
+    """Biases added to single logits.
 
     Attributes:
         rows: int64 [n], of the batch.
@@ -27,7 +27,7 @@ class LogitBias:
     values: Float32
 
     def only(self, rows: Sequence[int]) -> "LogitBias":
-        """Of some rows."""
+        """Select some rows."""
         kept = np.isin(self.rows, rows)
         return LogitBias(self.rows[kept], self.ids[kept], self.values[kept])
 
@@ -45,7 +45,7 @@ class Masks:
     bits: tuple[Int32, ...]
 
     def only(self, rows: Sequence[int]) -> "Masks":
-        """Of some rows."""
+        """Select some rows."""
         kept = np.flatnonzero(np.isin(self.rows, rows))
         return Masks(self.rows[kept], tuple(self.bits[place] for place in kept))
 
@@ -84,7 +84,7 @@ class Penalties:
     histories: tuple[History, ...] = ()
 
     def only(self, rows: Sequence[int]) -> "Penalties":
-        """Of some rows."""
+        """Select some rows."""
         kept = np.isin(self.rows, rows)
         return Penalties(
             self.rows[kept],
@@ -97,7 +97,7 @@ class Penalties:
 
 @dataclass(frozen=True)
 class SamplingBatch:
-    """How to sample each of R rows.
+    """Sampling parameters of R rows.
 
     Attributes:
         temperature: float32 [R]; 0 is greedy.
@@ -123,12 +123,12 @@ class SamplingBatch:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row takes its model's likeliest token, and reports nothing else."""
+        """Return whether every row takes its model's likeliest token, and reports nothing else."""
         return self.fits_graph and self.penalties is None and not self.temperature.any()
 
     @property
     def fits_graph(self) -> bool:
-        """Whether a graph can sample it: only penalties change logits, on tokens that the device has counted."""
+        """Return whether a graph can sample the batch: only penalties of counted tokens change its logits."""
         counted = self.penalties is None or not self.penalties.histories
         return counted and self.bias is None and self.masks is None and not len(self.logprob_rows)
 
@@ -138,7 +138,7 @@ class SamplingBatch:
         return np.flatnonzero(self.logprobs >= 0) if self.logprobs is not None else np.zeros(0, np.int64)
 
     def draw_of(self, row: int) -> "SamplingBatch":
-        """How to draw for one row."""
+        """Sampling parameters of one row, for its draw."""
         own = slice(row, row + 1)
         min_p = None if self.min_p is None else self.min_p[own]
         return SamplingBatch(

@@ -216,7 +216,7 @@ class Worker(Protocol):
         ...
 
     def drained(self, seq_index: int) -> bool:
-        """Whether all offloads launched for this sequence, if any, have completed. Does not wait."""
+        """Return whether all offloads launched for this sequence, if any, have completed. Does not wait."""
         ...
 
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:

@@ -112,7 +112,7 @@ class CacheShape:
 
     @property
     def newest_selected(self) -> int:
-        """How many of the newest pages every selection contains."""
+        """Number of newest pages that every selection contains."""
         return newest_selected(self.index_kind, self.ring_pages)
 
     @cached_property

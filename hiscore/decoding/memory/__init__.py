@@ -1,1 +1,1 @@
-"""How decode divides memory before anything is allocated: the plan, and the pages of each pool."""
+"""Division of memory for decode before anything is allocated: the plan, and the pages of each pool."""

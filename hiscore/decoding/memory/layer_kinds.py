@@ -14,7 +14,7 @@ def prompt_pool(
     windowed: frozenset[int],
     page_size: int,
 ) -> PromptPool:
-    """Where prompts are prefilled: where they stay, if one number says in every layer where a token is.
+    """Choose where prompts are prefilled: where they stay, if one number says in every layer where a token is.
 
     Those that keep a window only have numbers of their own.
     """
@@ -48,7 +48,7 @@ def windowed_layers(model: ModelShape) -> frozenset[int]:
 
 
 def caches_prefixes(settings: CacheSettings, model: ModelShape) -> tuple[bool, str]:
-    """Whether what sequences leave is kept for others, and why, for the log.
+    """Return whether what sequences leave is kept for others, and why, for the log.
 
     Layers that keep a window only have nothing left of a prompt's beginning.
     """

@@ -1,4 +1,4 @@
-"""What the KV cache must know of a checkpoint."""
+"""Facts of a checkpoint that the KV cache depends on."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from hiscore.parallel.shard import WHOLE, Shard
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the cache must know of a checkpoint.
+    """Facts of a checkpoint that the cache depends on.
 
     Attributes:
         kv_heads: See `CacheShape`, as for the next two.

@@ -1,4 +1,4 @@
-"""What decode must know of a checkpoint before it is loaded: its sizes, and what a rank has of them."""
+"""Sizes of a checkpoint before it is loaded, and of the share that a rank has."""
 
 import json
 from collections.abc import Callable
@@ -28,14 +28,14 @@ from hiscore.settings import CacheSettings
 
 
 def is_latent(checkpoint: Path) -> bool:
-    """Whether a checkpoint has latent attention and an indexer."""
+    """Return whether a checkpoint has latent attention and an indexer."""
     return json.loads((checkpoint / "config.json").read_text())["model_type"] in DSA_FAMILIES
 
 
 def read_shape(
     checkpoint: Path, settings: CacheSettings, shard: Shard
 ) -> tuple[ModelShape, Architecture | DsaArchitecture]:
-    """What the cache must know of a rank's share of a checkpoint, and its architecture."""
+    """Read a rank's share of a checkpoint, for the cache, and its architecture."""
     if is_latent(checkpoint):
         # On the device a rank has every latent and every index key, whatever it has of the heads; on the host the
         # ranks store the latents once, together.
@@ -77,7 +77,7 @@ def bytes_of_rank(checkpoint: Path, dtype: torch.dtype, keeps_fp8: bool, shard: 
 
 
 def share_in(checkpoint: Path, shard: Shard) -> Callable[[str], float]:
-    """What says how much of a tensor a rank loads, by the tensor's name.
+    """Make the function that says how much of a tensor a rank loads, by the tensor's name.
 
     Args:
         checkpoint: A directory.

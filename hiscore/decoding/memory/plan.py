@@ -1,4 +1,4 @@
-"""Where decode's memory goes: how large its pools are if nobody says, and the plan that is checked and logged."""
+"""Decode's memory: the default sizes of its pools, and the plan that is checked and logged."""
 
 from dataclasses import dataclass
 
@@ -70,7 +70,7 @@ class PrefillInputs:
 
 
 def paged_sizes(cache_config: CacheConfig) -> PagedSizes:
-    """How large prefill forwards may become for attention over pages of staging."""
+    """Largest sizes of prefill forwards, for attention over pages of staging."""
     rows = cache_config.prefill_token_budget
     return PagedSizes(
         page_size=STAGING_PAGE_SIZE,

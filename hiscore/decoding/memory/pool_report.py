@@ -1,4 +1,4 @@
-"""What decode's pools hold: logged at the start, with a warning where fewer sequences fit than may run."""
+"""Contents of decode's pools, logged at the start, with a warning where fewer sequences fit than may run."""
 
 import logging
 from dataclasses import dataclass

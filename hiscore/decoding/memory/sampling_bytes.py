@@ -1,4 +1,4 @@
-"""What logits and sampling take, by arithmetic."""
+"""Bytes of logits and sampling, by arithmetic."""
 
 from hiscore.decoding.interface.sampling_batch import ROWS_AT_ONCE
 

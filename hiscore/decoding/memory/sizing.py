@@ -1,4 +1,4 @@
-"""How large the KV cache is: pages of each pool, from the settings, the checkpoint and the available memory."""
+"""Sizes of the KV cache: pages of each pool, from the settings, the checkpoint and the available memory."""
 
 import logging
 from bisect import bisect_left

@@ -1,1 +1,1 @@
-"""How decode runs each kind of attention: grouped queries (GQA) and latents (MLA)."""
+"""Models of decode, by kind of attention: grouped queries (GQA) and latents (MLA)."""

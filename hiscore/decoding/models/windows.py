@@ -1,4 +1,4 @@
-"""Where prompts are in layers that keep a window only, and how a prefill gets there.
+"""Places of prompts in layers that keep a window only, and the copy of a prefill to them.
 
 A sequence has a ring of pages in these layers, with as many tokens as a window at least. A token overwrites the
 one a ring before it, which a step at its position does not see any more. But earlier rows of a prefill do: so what
@@ -41,7 +41,7 @@ def keep_windows(ops: CacheOps, shape: CacheShape, chunks: list[PrefillChunk], d
 
 
 def _slots_of(chunk: PrefillChunk, page_size: int) -> Int64:
-    """Where the tokens of a part of a prompt go in windowed layers: int64 [n]."""
+    """Slots of the tokens of a part of a prompt in windowed layers: int64 [n]."""
     positions = np.arange(chunk.start, chunk.end)
     pages = chunk.into_windows[positions // page_size - chunk.start // page_size]
     slots: Int64 = pages.astype(np.int64) * page_size

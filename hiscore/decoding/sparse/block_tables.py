@@ -22,7 +22,7 @@ from hiscore.device import upload
 
 @dataclass(frozen=True)
 class InitialPages:
-    """What an admitted sequence's buffer must be filled with, in all sparse layers and heads.
+    """Pages to fill an admitted sequence's buffer with, in all sparse layers and heads.
 
     Attributes:
         pages: int64 [n] on the CPU, page numbers within the sequence.
@@ -138,7 +138,7 @@ def _write_table(table: Tensor, entries: tuple[Tensor, Tensor, Tensor]) -> None:
 
 
 def slot_mapping(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
-    """Where a step's new tokens go.
+    """Slots of a step's new tokens.
 
     Returns:
         int32 [R] each, -1 for padding: slots in host pages (host pool, dense layers, index); slots in the buffer.
@@ -154,7 +154,7 @@ def slot_mapping(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
 
 
 def window_slots(cache: KVCache, batch: StepBatch) -> Tensor:
-    """Where a step's new tokens go in windowed layers: int32 [R], -1 for padding."""
+    """Slots of a step's new tokens in windowed layers: int32 [R], -1 for padding."""
     page_size, position = cache.shape.page_size, batch.positions.long()
     pages = cache.window_block_table[batch.table_rows, position // page_size]
     return torch.where(batch.valid, pages * page_size + position % page_size, -1).int()

@@ -1,4 +1,4 @@
-"""What a decode step does with the KV cache: one interface, implemented in PyTorch (CPU) and Triton (CUDA).
+"""Operations of a decode step on the KV cache: one interface, implemented in PyTorch (CPU) and Triton (CUDA).
 
 In each layer the new tokens' keys and values are written to the slots of `slot_mapping` and, in a sparse layer,
 the keys to the index; pages are scored, selected and swapped in; the rows attend to them. The other operations
@@ -34,7 +34,7 @@ class PageLists:
 
 @dataclass(frozen=True)
 class SelectedPages:
-    """What a step attends to in a sparse layer.
+    """Pages that a step attends to in a sparse layer.
 
     Attributes:
         pages: int32 [R, H, K], page numbers within each sequence, ascending; then -1.
@@ -55,7 +55,7 @@ class CacheOps(Protocol):
     """
 
     def slot_mapping(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        """Where new tokens go.
+        """Slots of new tokens.
 
         Returns:
             int32 [R] each, -1 for padding: slots in host pages (host pool, dense layers, index); slots in the
@@ -64,7 +64,7 @@ class CacheOps(Protocol):
         ...
 
     def window_slots(self, batch: StepBatch) -> Tensor:
-        """Where new tokens go in windowed layers: int32 [R], -1 for padding."""
+        """Slots of new tokens in windowed layers: int32 [R], -1 for padding."""
         ...
 
     def write_index(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
@@ -120,7 +120,7 @@ class CacheOps(Protocol):
         ...
 
     def window_pages(self, batch: StepBatch) -> PageLists:
-        """As `all_pages`, for windowed layers; pages before a row's window hold other tokens by now."""
+        """Pages of `all_pages`, for windowed layers; pages before a row's window hold other tokens by now."""
         ...
 
     def resident_pages(self, batch: StepBatch) -> PageLists:

@@ -58,7 +58,7 @@ class Selector(Protocol):
 
 
 def page_budgets(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
-    """How many pages each row has, and how many it gets: int64 [R] each."""
+    """Count the pages that each row has, and those that it gets: int64 [R] each."""
     lengths = torch.where(batch.valid, batch.positions.long() // cache.shape.page_size + 1, 0)
     budgets = lengths.clamp(max=cache.shape.top_pages)
     return lengths, torch.where(cache.full_attention[batch.table_rows], lengths, budgets)

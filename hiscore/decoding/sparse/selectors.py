@@ -65,7 +65,7 @@ class QuestSelector:
 
 @dataclass(frozen=True)
 class SelectorKind:
-    """What a selector needs of the cache, and its PyTorch implementation.
+    """Needs of a selector in the cache, and its PyTorch implementation.
 
     Attributes:
         index_kind: Index of keys on the device, from which `CacheShape.tensors` takes its shape.

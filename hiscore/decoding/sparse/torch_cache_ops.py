@@ -124,7 +124,7 @@ class TorchCacheOps:
         tokens[:, window_slots.long()] = tokens[:, slots.long()]
 
     def _pages_and_offsets(self, host_pages: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Where a sequence's first tokens are on the host: pages and offsets in these, int64 [tokens]."""
+        """Places of a sequence's first tokens on the host: pages and offsets in these, int64 [tokens]."""
         position = torch.arange(tokens)
         page_size = self._cache.shape.page_size
         return host_pages.long()[position // page_size], position % page_size

@@ -183,7 +183,7 @@ class TritonCacheOps(TritonTransfers):
         )  # fmt: skip
 
     def _swaps_beside(self, rows: int, width: int) -> bool:
-        """Whether swap-ins run beside attention to what is there; width: pages of the longest list.
+        """Return whether swap-ins run beside attention to what is there; width: pages of the longest list.
 
         Those of ranks are exchanged, and a chain of kernels has no branches. Of pages of one token a few are
         missing in nearly every split.
@@ -199,7 +199,7 @@ class TritonCacheOps(TritonTransfers):
 
 
 def _is_chained(rows: int) -> bool:
-    """Whether the kernels of a step are launched dependently, see `gemv.pdl_launch_kwargs`."""
+    """Return whether the kernels of a step are launched dependently, see `gemv.pdl_launch_kwargs`."""
     return rows <= GEMV_MAX_ROWS and triton_ops.supports_pdl()
 
 

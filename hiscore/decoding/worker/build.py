@@ -57,7 +57,7 @@ def prefill_token_budget(checkpoint: str | Path, device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Build:
-    """What is built on each rank.
+    """Parameters of the build on each rank.
 
     Attributes:
         settings: What the model is set to.

@@ -42,7 +42,7 @@ def buckets_up_to(most: int, sizes: tuple[int, ...], step: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """What a graph is captured for.
+    """Kind of step that a graph is captured for.
 
     Attributes:
         rows: Rows, padding included.

@@ -47,7 +47,7 @@ class DeviceQueues(Protocol):
         ...
 
     def completed(self, event: Event) -> bool:
-        """Whether the event has completed; never waits."""
+        """Return whether the event has completed; never waits."""
         ...
 
 

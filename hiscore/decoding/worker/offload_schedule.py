@@ -160,7 +160,7 @@ class OffloadSchedule:
         self._newest_ticket[seq_indices] = self._tickets[seq_indices, positions % self.width] = ticket
 
     def drained(self, seq_index: int) -> bool:
-        """Whether all copies of a sequence's tokens have completed, as far as was reported.
+        """Return whether all copies of a sequence's tokens have completed, as far as was reported.
 
         After the last part of a prompt was launched, this says that its staging pages are free and that its first
         step will not wait.

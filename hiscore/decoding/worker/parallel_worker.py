@@ -83,7 +83,7 @@ class ParallelWorker(Worker):
 
 
 def worker_of(rank: Rank) -> Worker:
-    """What a rank decodes with."""
+    """A rank's own worker."""
     worker: Worker = rank.held[PLACE]
     return worker
 

@@ -1,4 +1,4 @@
-"""What a worker is made of, which each rank loads and allocates by itself, and the worker that is made of it."""
+"""The parts of a worker, which each rank loads and allocates by itself, and the worker that is made of it."""
 
 import logging
 from collections.abc import Callable
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """Of one rank.
+    """Parts of one rank.
 
     Attributes:
         cache: Keys and values.
@@ -130,7 +130,7 @@ def worker_of_parts(parts: Parts, group: Group | None = None) -> CacheWorker:
 def agree_on(
     paged_attention: FlashInferAttention | None, group: Group, device: torch.device
 ) -> FlashInferAttention | None:
-    """What all ranks prefill prompts by: FlashInfer if each of them can, over rows likewise; None: our own kernel.
+    """Agree on kernels of prefill for all ranks: FlashInfer where each rank can use it; None: our own kernel.
 
     Args:
         paged_attention: What this rank can use.

@@ -49,7 +49,7 @@ class Restores:
             self.queues.wait(Queue.COMPUTE, done)
 
     def landed(self, seq_index: int) -> bool:
-        """Whether a sequence's copy has completed; also if it never had one."""
+        """Return whether a sequence's copy has completed; also if it never had one."""
         done = self._in_flight.get(seq_index)
         if done is not None and self.queues.completed(done):
             self.queues.recycle(self._in_flight.pop(seq_index))

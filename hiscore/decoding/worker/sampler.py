@@ -49,7 +49,7 @@ def sample_batch(logits: Tensor, sampling: SamplingBatch) -> Tensor:
 
 
 def options_of(sampling: SamplingBatch) -> Float64:
-    """How rows draw, for one copy: float64 [5, R], temperature, top_k, top_p, uniforms and min_p."""
+    """Pack the options of rows for one copy: float64 [5, R], temperature, top_k, top_p, uniforms and min_p."""
     min_p = np.zeros_like(sampling.top_p) if sampling.min_p is None else sampling.min_p
     return np.array(
         [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms, min_p], np.float64

@@ -1,4 +1,4 @@
-"""How a step's rows are sampled, as one tensor for one copy; `kernels.sampling_options` reads it on the device."""
+"""Sampling options of a step's rows in one tensor, for one copy; `kernels.sampling_options` reads it."""
 
 import numpy as np
 

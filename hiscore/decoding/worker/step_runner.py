@@ -23,7 +23,7 @@ COUNTERS = 4
 
 
 class Attends(Enum):
-    """What the sequences of a step attend to."""
+    """Reach of attention of the sequences of a step."""
 
     SELECTED = "selected"
     """What a selector selects."""

@@ -17,7 +17,7 @@ IN_PROMPT = 1 << 30
 
 
 class TokenCounts:
-    """How often each token is in the outputs of running sequences, and whether in their prompts.
+    """Counts of each token in the outputs of running sequences, and whether in their prompts.
 
     Args:
         max_sequences: Sequences that run at once.

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Sampled(NamedTuple):
-    """What a batch of R rows became.
+    """Tokens of a batch of R rows.
 
     Attributes:
         ids: int64 [R].
@@ -199,7 +199,7 @@ def launch_for(
 
 
 def error_of(launch: Callable[[], None]) -> Exception | None:
-    """What a launch raises, as its caller may be told; nothing that it allocated is held any more.
+    """Launch, and return the error as its caller may be told it; nothing that it allocated is held any more.
 
     Raises:
         Exception: The device is lost: no row could be launched alone.

@@ -27,7 +27,7 @@ PARTS = 512
 
 @dataclass(frozen=True)
 class Feeding:
-    """What a draw feeds to the next step.
+    """Outputs of a draw that feed the next step.
 
     Attributes:
         readback: int64 [COUNTERS + R], see `StepOutputs`; written.

@@ -41,5 +41,5 @@ def test_without_the_file_the_defaults_are_the_usual_ones(tmp_path: Path) -> Non
 
 
 def test_a_default_out_of_its_bounds_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'top_p' must be .* not 1.5 \(GENERATION_CONFIG=none ignores it\)"):
+    with pytest.raises(ValueError, match=r"'top_p' must be .* not 1.5 \(GENERATION_CONFIG=off ignores it\)"):
         read_defaults(written(tmp_path, {"top_p": 1.5}))
