@@ -6,8 +6,8 @@ The tables hold the columns of `COLUMNS`, of rows that have one of `MEASURED`. A
 as a list of its first numbers. Everything else is in the JSON files themselves.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -117,4 +117,8 @@ def _number(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(write(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    print(write(parser.parse_args().directory))
