@@ -110,7 +110,6 @@ class Tally:
         """Count a launch.
 
         Args:
-            result: Its result.
             cache_config: Gives the tokens of a page.
             tokens: Tokens sent from it.
             prompt_tokens: Tokens that it prefilled; 0 for a decode step.

@@ -41,7 +41,6 @@ def handshake(cert: Path, key: Path, client_ca: Path | None, own: tuple[Path, Pa
 
     Args:
         cert: The server's certificate.
-        key: Its key.
         client_ca: Of the certificates that callers must have; None: none.
         own: The caller's certificate and key.
 

@@ -63,8 +63,6 @@ def free_ports(address: str, count: int, ephemeral: Path = EPHEMERAL) -> list[in
     launcher looks which port was taken.
 
     Args:
-        address: Where they are free.
-        count: How many.
         ephemeral: See `EPHEMERAL`. Where it cannot be read, or leaves too few others, any port may be chosen.
     """
     numbers = _below(ephemeral)

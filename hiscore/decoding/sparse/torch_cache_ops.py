@@ -21,7 +21,6 @@ class TorchCacheOps:
     """`CacheOps` over a cache on the CPU; methods are documented there.
 
     Args:
-        cache: The cache.
         shape: Attention over the cache's heads (a latent is one KV head).
         value_dim: Leading channels of a latent that are its value; None with separate values.
     """

@@ -36,7 +36,6 @@ class TritonCacheOps(TritonTransfers):
     """`CacheOps` over a cache on a CUDA device; methods are documented there.
 
     Args:
-        cache: The cache.
         shape: Attention over the cache's heads (a latent is one KV head).
         max_length: Tokens of the longest sequence in a batch; sets the launch grids.
         full_attention: Sequences may attend to everything; page lists are then as long as max_length.

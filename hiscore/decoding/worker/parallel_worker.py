@@ -92,9 +92,6 @@ def call(rank: Rank, method: str, arguments: Sequence[Any], failed: frozenset[in
     """Work: a method of each rank's worker.
 
     Args:
-        rank: One of them.
-        method: Its name.
-        arguments: Its arguments.
         failed: Indices of the sequences that failed in the first rank's last launch.
 
     Raises:

@@ -72,10 +72,8 @@ def load_parts(
     """Load a checkpoint and allocate its cache. Ranks exchange nothing meanwhile.
 
     Args:
-        checkpoint: A directory.
         settings: With a selector that the checkpoint has.
         memory: Bytes of the pools.
-        device: The device.
         dtype: Of weights, keys and values.
         prefill_token_budget: Tokens of one prefill forward at most.
         resources: What the model shares with its server; None: there is no server, and memory enough.

@@ -83,7 +83,6 @@ def decode_greedily(
     """Run one decode step of the model and sample greedily.
 
     Args:
-        model: The model.
         batch: R rows.
         input_ids: Input token of each sequence; the greedy tokens are written back to it.
         ops: The cache operations of the step.
