@@ -125,3 +125,21 @@ def test_control_a_name_that_moved_away_is_noticed() -> None:
     assert names_missing("1. `scoring/packing.py`. Read `pack`, then `unpack`.") == [
         "scoring/packing.py: unpack"
     ]
+
+
+def untold(settings: str, pages: str) -> set[str]:
+    """Settings of the generated page that no other page speaks of."""
+    rows = re.findall(r"^\| ((?:`[A-Z_\d]+`(?:, )?)+) \|", settings, re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"[A-Z_\d]+", row)}
+    return {name for name in names if not re.search(rf"\b{name}\b", pages)}
+
+
+def test_every_setting_has_a_user_story() -> None:
+    """A setting that no page tells anybody to set is a constant (CONTRIBUTING.md)."""
+    pages = [path.read_text() for path in (ROOT / "docs").rglob("*.md") if path.name != "settings.md"]
+    assert untold(settings_page(), "\n".join(pages)) == set()
+
+
+def test_control_a_setting_without_a_story_is_noticed() -> None:
+    page = "| variable | default |\n| `MODEL` | x |\n| `TLS_CERT`, `TLS_KEY` | none |\n"
+    assert untold(page, "Set MODEL and TLS_CERT. MY_TLS_KEY is another.") == {"TLS_KEY"}
