@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from uvicorn.supervisors import Multiprocess
 
 from hiscore.api.app import create_app
-from hiscore.api.protocol import LimitedProtocol
+from hiscore.api.http.protocol import LimitedProtocol
 from hiscore.logs import LogFormat, configure
 from hiscore.settings import ApiProcessSettings
 
@@ -46,7 +46,7 @@ def uvicorn_config(settings: ApiProcessSettings) -> uvicorn.Config:
         host=settings.listen_address,
         port=settings.listen_port,
         loop="uvloop",
-        http="hiscore.api.protocol:LimitedProtocol",
+        http="hiscore.api.http.protocol:LimitedProtocol",
         ws="none",
         lifespan="on",
         log_config=None,

@@ -15,20 +15,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from hiscore.api.auth import Keys
-from hiscore.api.calibration import read_calibration
-from hiscore.api.chat_answer import ChatCompletion
-from hiscore.api.decide import Decider
-from hiscore.api.endpoint import Endpoint, Variant, own_or_new_id
-from hiscore.api.errors import ApiError, cohere_error, nim_error, openai_error, tei_error
-from hiscore.api.generation import Generator
-from hiscore.api.logprobs import LogprobsReader
-from hiscore.api.metrics import Metrics
+from hiscore.api.chat import chat, completions
+from hiscore.api.chat.answer import ChatCompletion
+from hiscore.api.chat.generation import Generator
+from hiscore.api.chat.logprobs import LogprobsReader
+from hiscore.api.chat.sampling import Sampling
+from hiscore.api.decisions import decisions, systemone
+from hiscore.api.decisions.calibration import read_calibration
+from hiscore.api.decisions.decide import Decider
+from hiscore.api.http.auth import Keys
+from hiscore.api.http.endpoint import Endpoint, Variant, own_or_new_id
+from hiscore.api.http.errors import ApiError, cohere_error, nim_error, openai_error, tei_error
+from hiscore.api.http.metrics import Metrics
 from hiscore.api.models import Models
 from hiscore.api.openapi import describe
-from hiscore.api.relevance import Ranker, make_ranker
-from hiscore.api.routes import chat, completions, decisions, nim, pairs, rerank, score, systemone, tei
-from hiscore.api.sampling import Sampling
+from hiscore.api.ranking import nim, pairs, rerank, score, tei
+from hiscore.api.ranking.relevance import Ranker, make_ranker
 from hiscore.api.wire import ModelNames
 from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.support import DEFAULT_MAX_CONTEXT, is_classifier, most_context

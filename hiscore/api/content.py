@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hiscore.api.errors import ApiError, bad_request
+from hiscore.api.http.errors import ApiError, bad_request
 from hiscore.api.wire import Ignored
 
 MAX_JSON_LEVELS = 32

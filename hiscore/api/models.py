@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hiscore.api import trace
-from hiscore.api.errors import ApiError, from_models
+from hiscore.api.http import trace
+from hiscore.api.http.errors import ApiError, from_models
 from hiscore_client import AsyncScoreClient, Chunk, HiscoreError, RetryPolicy, ScoreResult
 
 READY_TIMEOUT_S = 2.0

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from hiscore import __version__
-from hiscore.api.endpoint import Endpoint
+from hiscore.api.http.endpoint import Endpoint
 
 REFERENCE = "#/components/schemas/{name}"
 ERRORS = {

@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from hiscore.api.errors import ApiError, bad_request
+from hiscore.api.http.errors import ApiError, bad_request
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]

@@ -20,7 +20,7 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_rows import MIN_ROWS, FlashInferRows, of_model
 from hiscore.attention.flashinfer_sizes import WORKSPACE_BYTES, PagedSizes, most_pages
 from hiscore.attention.metadata import Forward
-from hiscore.device import upload
+from hiscore.device.copies import upload
 
 log = logging.getLogger(__name__)
 

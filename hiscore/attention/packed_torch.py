@@ -18,7 +18,7 @@ from hiscore.arrays import Int64
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flash_torch import flash_attention
 from hiscore.attention.metadata import Forward, Group
-from hiscore.numerics import soft_cap, softmax, widen
+from hiscore.device.numerics import soft_cap, softmax, widen
 
 PIECE = 256
 """Rows: enough for efficient products, few enough that the masked half of the causal triangle costs little."""

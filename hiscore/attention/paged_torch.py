@@ -6,8 +6,8 @@ depend on these tokens alone: not on other rows, on padding, or on where its pag
 
 from torch import Tensor
 
-from hiscore import numerics
-from hiscore.numerics import widen
+from hiscore.device import numerics
+from hiscore.device.numerics import widen
 
 
 def paged_attention(

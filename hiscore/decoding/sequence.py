@@ -11,8 +11,8 @@ import numpy as np
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.interface.logprobs import TokenLogprobs
 from hiscore.decoding.interface.worker import NO_PAGES
-from hiscore.decoding.sampling_params import SamplingParams
-from hiscore.decoding.stop_strings import StopChecker
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.page_hashes import PageHashes
 
 
@@ -38,7 +38,7 @@ class Status(Enum):
 
 
 class Grammar(Protocol):
-    """Tokens that a sequence may go on with: `hiscore.decoding.grammar.Grammar`."""
+    """Tokens that a sequence may go on with: `hiscore.decoding.requests.grammar.Grammar`."""
 
     def mask(self) -> Int32: ...
     def advance(self, token: int) -> Int32: ...
@@ -210,7 +210,7 @@ class Sequence:
 
     @property
     def waits_for_mask(self) -> bool:
-        """Return whether it must sit out a step: see `hiscore.decoding.masks`."""
+        """Return whether it must sit out a step: see `hiscore.decoding.engine.masks`."""
         return self.call.grammar is not None and self.mask is None and self.sampled >= self.replayed
 
     @property

@@ -5,7 +5,7 @@ process that hangs, or a device that no longer computes, shows only when a call 
 
 A busy model may be slow to answer, so it gets no canary: if its counters have risen since the last check, it
 works. Canaries therefore cost a loaded server nothing, and load is never mistaken for a fault. Nor is a forward
-that takes minutes: each of its layers counts (`hiscore.progress`).
+that takes minutes: each of its layers counts (`hiscore.server.progress`).
 """
 
 import http.client

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from hiscore import die_with_parent
+from hiscore.server import die_with_parent
 
 # Not a session of its own: Linux shares processors between sessions (autogroup), and what keeps cores awake in the
 # class SCHED_IDLE (docs/operations.md) is below the server only in the server's session.
@@ -24,7 +24,7 @@ def start_child(
     """Start a command in a process group of its own, so that a Ctrl-C reaches it only through us.
 
     It gets a SIGTERM when the thread that calls this ends, has large stacks, and may write to our terminal; see
-    `hiscore.die_with_parent`.
+    `hiscore.server.die_with_parent`.
 
     Args:
         command: Program and arguments.

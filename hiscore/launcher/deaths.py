@@ -5,7 +5,7 @@ import re
 import signal
 from pathlib import Path
 
-from hiscore.memory.host import control_groups
+from hiscore.server.host import control_groups
 
 PROC = Path("/proc")
 OUT_OF_MEMORY = (

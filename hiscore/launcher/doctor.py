@@ -18,7 +18,7 @@ from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.ports import is_free
 from hiscore.launcher.preflight import free_shared_memory
 from hiscore.launcher.versions import PACKAGES, installed, tritonserver
-from hiscore.memory.host import available_host_bytes
+from hiscore.server.host import available_host_bytes
 from hiscore.settings import ServeSettings
 
 GPU_QUERY = "--query-gpu=name,driver_version,memory.total,memory.used,compute_cap"

@@ -16,8 +16,8 @@ from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, default_allowance, failure_reason, is_ready, limit_memory
 from hiscore.launcher.repository import batch_tokens, templates, write_repository
 from hiscore.launcher.workspace import Workspace
-from hiscore.memory.host import available_host_bytes
-from hiscore.progress import read_progress
+from hiscore.server.host import available_host_bytes
+from hiscore.server.progress import read_progress
 from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)

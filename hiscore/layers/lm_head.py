@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hiscore.arrays import Int32, Int64
-from hiscore.device import Kept, OnDevice, Uploads
+from hiscore.device.copies import Kept, OnDevice, Uploads
+from hiscore.device.numerics import soft_cap
 from hiscore.layers.pair_products import multiply_pairs
 from hiscore.layers.products import linear
-from hiscore.numerics import soft_cap
 from hiscore.parallel.group import Alone, Group
 from hiscore.parallel.shard import Shard
 

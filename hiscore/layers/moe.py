@@ -7,11 +7,11 @@ one, each for the tokens that chose it; on CUDA by `moe_triton`, without waiting
 import torch
 from torch import Tensor
 
+from hiscore.device.numerics import widen
 from hiscore.layers import scaled_fp8
 from hiscore.layers.activations import gated
 from hiscore.layers.products import linear
 from hiscore.layers.weights import Experts, Mlp
-from hiscore.numerics import widen
 
 WEIGHT_SUM_EPS = 1e-20
 """transformers adds it to a sum of sigmoid weights before it divides by it."""

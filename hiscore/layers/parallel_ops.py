@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hiscore.device.numerics import at_least_float32
 from hiscore.layers.fp8 import Quantised
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import Experts, LayerWeights, Projection
-from hiscore.numerics import at_least_float32
 from hiscore.parallel.group import Group
 
 

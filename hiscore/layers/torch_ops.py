@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hiscore.device.numerics import at_least_float32
 from hiscore.layers.activations import gated
 from hiscore.layers.fp8 import Quantised, quantise
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import LayerWeights
-from hiscore.numerics import at_least_float32
 
 
 class TorchOps(Ops):

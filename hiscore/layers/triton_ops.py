@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from hiscore.device.numerics import at_least_float32
 from hiscore.kernels import elementwise, gated_mlp, gemv
 from hiscore.kernels import rope as rope_kernels
 from hiscore.layers import moe_triton
@@ -15,7 +16,6 @@ from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.step_products import StepProducts
 from hiscore.layers.weights import Experts, LayerWeights, Linear, Projection
-from hiscore.numerics import at_least_float32
 
 GELU = {"gelu_pytorch_tanh": 1, "gelu": 2}
 """Codes of activations in kernels; 0 is SiLU."""

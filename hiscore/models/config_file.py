@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hiscore.auto_classes import AutoConfig
+from hiscore.models.auto_classes import AutoConfig
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.text_towers import TEXT_TOWERS
 

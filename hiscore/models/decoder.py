@@ -18,10 +18,10 @@ from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
 from hiscore.models.rotary import make_rope
 from hiscore.models.sharding import of_rank
-from hiscore.models.shared_weights import SharedWeights
 from hiscore.parallel.group import Alone, Group
 from hiscore.parallel.shard import WHOLE, Shard
-from hiscore.progress import Advance, no_progress
+from hiscore.server.progress import Advance, no_progress
+from hiscore.server.shared_weights import SharedWeights
 
 
 @dataclass(frozen=True)

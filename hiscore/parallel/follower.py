@@ -15,12 +15,12 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from hiscore.die_with_parent import die_with
 from hiscore.parallel.group import Distributed
 from hiscore.parallel.heartbeat import HeartbeatMonitor, HeartbeatSender
 from hiscore.parallel.rank import Rank
 from hiscore.parallel.shard import Shard
 from hiscore.parallel.start import store_path, use
+from hiscore.server.die_with_parent import die_with
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from hiscore.attention.flashinfer_rows import is_whole
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOTS, Forward
 from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tile_inputs import window_slots
-from hiscore.device import PinnedArray, PinnedArrays
-from hiscore.graph_capture import GraphCapture, StaticOutputs
+from hiscore.device.copies import PinnedArray, PinnedArrays
+from hiscore.device.graphs import GraphCapture, StaticOutputs
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.input_layout import (

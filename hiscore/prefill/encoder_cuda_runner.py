@@ -18,10 +18,10 @@ from hiscore.attention.bidirectional_triton import SegmentInputs, TritonBidirect
 from hiscore.attention.metadata import Forward
 from hiscore.attention.tile_inputs import max_tiles
 from hiscore.attention.tiles import cut_into_tiles
-from hiscore.device import OnDevice, Uploads
-from hiscore.graph_capture import GraphCapture
+from hiscore.device.copies import OnDevice, Uploads
+from hiscore.device.graphs import GraphCapture
+from hiscore.device.numerics import at_least_float32
 from hiscore.models.encoders.encoder import Encoder, EncoderInputs
-from hiscore.numerics import at_least_float32
 from hiscore.prefill.input_layout import pad_scored
 from hiscore.prefill.interface import ForwardRunner
 from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes

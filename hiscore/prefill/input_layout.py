@@ -12,7 +12,7 @@ from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TileTables
 from hiscore.attention.tile_inputs import describe, most_described
-from hiscore.device import PinnedArray
+from hiscore.device.copies import PinnedArray
 from hiscore.prefill.row_counts import MIN_ROWS
 
 ROW_FIELDS = 4

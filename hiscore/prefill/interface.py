@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from hiscore.attention.metadata import Forward
-from hiscore.device import PinnedArrays
+from hiscore.device.copies import PinnedArrays
 
 T = TypeVar("T")
 

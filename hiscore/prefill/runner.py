@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_torch import TorchAttention
-from hiscore.device import PinnedArrays
+from hiscore.device.copies import PinnedArrays
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.interface import Runner, launch_all

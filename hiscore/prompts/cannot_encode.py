@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hiscore.panics import Panic, panics_raised
+from hiscore.tokenization.panics import Panic, panics_raised
 
 
 class CannotEncode(ValueError):

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from hiscore.arrays import Outputs
+from hiscore.batching.batched_model import LaunchedBatch, LaunchedSlice
+from hiscore.device.loss import end_if_device_is_lost
 from hiscore.errors import RequestError
-from hiscore.scoring.batch_plan import ScoringPlan
-from hiscore.scoring.pending_scores import BatchStats, PendingScores, Scores
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.packing.batch_plan import ScoringPlan
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results.pending_scores import BatchStats, PendingScores, Scores
 from hiscore.scoring.scorer import Scorer
-from hiscore.serving.batched_model import LaunchedBatch, LaunchedSlice
-from hiscore.serving.device_loss import end_if_device_is_lost
 
 
 class BatchedScorer:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hiscore.arrays import Int64
 from hiscore.attention.metadata import Forward
-from hiscore.device import Uploads
+from hiscore.device.copies import Uploads
 from hiscore.layers.lm_head import LMHead
 from hiscore.parallel.rank import Rank
 from hiscore.prefill.interface import ForwardRunner
-from hiscore.scoring.head_results import HeadResult, head_results
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results.head_results import HeadResult, head_results
 
 log = logging.getLogger(__name__)
 PLACE = "scorer"

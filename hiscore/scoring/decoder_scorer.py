@@ -8,26 +8,27 @@ from pathlib import Path
 
 import torch
 
-from hiscore.device import free_bytes, memory_of
+from hiscore.device.copies import free_bytes, memory_of
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.loader import load_weights
 from hiscore.models.planned_weights import planned_bytes
-from hiscore.models.server_resources import ServerResources
 from hiscore.models.sharding import of_rank, share_of
 from hiscore.models.support import CheckpointFacts
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.rank import Leader, OneRank, Rank
 from hiscore.prefill.runner import make_runner
-from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.computation import PLACE, Computation, computation
-from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
-from hiscore.scoring.packing import Batch, pack
+from hiscore.scoring.packing.batch_plan import ScoringPlan
+from hiscore.scoring.packing.longrope import LongropeTables
+from hiscore.scoring.packing.packing import Batch, pack
+from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_slow
-from hiscore.scoring.prefix_cache import PAGE, QueryCache
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.requests.query_key import PAGE
+from hiscore.scoring.requests.request import MultiItemPrompt
 from hiscore.scoring.scorer import Scorer
+from hiscore.server.server_resources import ServerResources
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from hiscore.memory.plan import MemoryLine, MemoryPlan
 from hiscore.models.activations import activation_bytes, head_bytes, output_bytes
 from hiscore.models.config import Architecture
 from hiscore.prefill.row_counts import output_rows
-from hiscore.scoring.packing import pool_reserve
-from hiscore.scoring.prefix_cache import PAGE
+from hiscore.scoring.packing.packing import pool_reserve
+from hiscore.scoring.requests.query_key import PAGE
+from hiscore.server.plan import MemoryLine, MemoryPlan
 
 DEFAULT_CACHE_BYTES, CACHE_SHARE = 2**30, 1 / 8
 """QUERY_CACHE_BYTES if it is not set: so much, or this share of the device if that is less."""

@@ -5,28 +5,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hiscore.device import free_bytes, memory_of
+from hiscore.device.copies import free_bytes, memory_of
 from hiscore.layers.lm_head import LMHead
-from hiscore.memory.plan import MemoryLine, MemoryPlan
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.encoder import Encoder, read_encoder_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.facts import read_facts
-from hiscore.models.server_resources import ServerResources
 from hiscore.models.support import CheckpointFacts, has_tokenizer
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.rank import Leader
 from hiscore.prefill.encoder_runner import make_encoder_runner
-from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.computation import Computation
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.memory import CPU_ATTENTION_BYTES, CUDA_BYTES, PROCESS_BYTES
-from hiscore.scoring.packing import Batch
-from hiscore.scoring.pairs import PairRules, as_pairs, pack_pairs
+from hiscore.scoring.packing.batch_plan import ScoringPlan
+from hiscore.scoring.packing.packing import Batch
+from hiscore.scoring.packing.pairs import PairRules, as_pairs, pack_pairs
+from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.precision import DTYPES, pick_dtype, use_device, warn_if_slow
-from hiscore.scoring.prefix_cache import QueryCache
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.requests.request import MultiItemPrompt
 from hiscore.scoring.scorer import Scorer
+from hiscore.server.plan import MemoryLine, MemoryPlan
+from hiscore.server.server_resources import ServerResources
 from hiscore.tokenization.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)

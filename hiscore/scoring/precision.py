@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from hiscore.device import cpu_has_bfloat16, fix_product_sums
+from hiscore.device.copies import cpu_has_bfloat16, fix_product_sums
 from hiscore.layers.fp8 import FP8_CAPABILITY
 
 log = logging.getLogger(__name__)

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from hiscore.batching.stages import Staged
+from hiscore.edge.triton_io import parameters, request_id, required_tensor, tensor
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.parameters import one_row
-from hiscore.scoring.batched_tokenizer import BatchedTokenizer
-from hiscore.scoring.encode import TokenizedRequest
-from hiscore.scoring.layout import unpack
-from hiscore.scoring.options import ScoreOptions, parse_options
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.text_inputs import TEXTS, read_text
-from hiscore.scoring.validation import check_labels, check_prompt
-from hiscore.serving.stages import Staged
-from hiscore.serving.triton_io import parameters, request_id, required_tensor, tensor
+from hiscore.scoring.requests.layout import unpack
+from hiscore.scoring.requests.options import ScoreOptions, parse_options
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.validation import check_labels, check_prompt
+from hiscore.scoring.text.batched_tokenizer import BatchedTokenizer
+from hiscore.scoring.text.encode import TokenizedRequest
+from hiscore.scoring.text.text_inputs import TEXTS, read_text
 from hiscore.settings import CANARY_ID, Limits
 
 IDS = ("input_ids", "delimiter_indices")

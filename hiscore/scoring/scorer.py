@@ -7,19 +7,19 @@ from typing import Protocol
 
 import torch
 
-from hiscore.device import PinnedArrays, download
+from hiscore.batching.batched_model import LaunchedSlice
+from hiscore.device.copies import PinnedArrays, download
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.parallel.rank import Leader, OneRank
 from hiscore.prefill.interface import ForwardRunner, launch_all
-from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.computation import PLACE, Computation, compute
-from hiscore.scoring.head_results import HeadResult
-from hiscore.scoring.packing import Batch
-from hiscore.scoring.pending_scores import BatchStats, PendingScores, Scores
-from hiscore.scoring.prefix_cache import QueryCache
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.serving.batched_model import LaunchedSlice
+from hiscore.scoring.packing.batch_plan import ScoringPlan
+from hiscore.scoring.packing.packing import Batch
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.results.head_results import HeadResult
+from hiscore.scoring.results.pending_scores import BatchStats, PendingScores, Scores
 
 
 class Packing(Protocol):

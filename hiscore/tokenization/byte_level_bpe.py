@@ -29,7 +29,7 @@ import tiktoken
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from hiscore.panics import Panic, panics_raised
+from hiscore.tokenization.panics import Panic, panics_raised
 from hiscore.tokenization.safe_splits import GPT2, SAFE_PATTERNS
 from hiscore.tokenization.split_rule import state
 from hiscore.tokenization.token_bytes import byte_letters

@@ -12,7 +12,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from hiscore.panics import panics_raised
+from hiscore.tokenization.panics import panics_raised
 
 REPLACEMENT = "\ufffd"
 # A window grows to MAX_WINDOW tokens and is then cut to KEPT: at most 3 bytes wait for the rest of their

@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from hiscore.panics import Panic, panics_raised
 from hiscore.tokenization.batches import by_characters
 from hiscore.tokenization.byte_level_bpe import byte_level_bpe
+from hiscore.tokenization.panics import Panic, panics_raised
 from hiscore.tokenization.split_rule import state
 
 # A core encodes that many in some milliseconds: fewer are not worth waking another for.

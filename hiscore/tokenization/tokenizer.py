@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hiscore.auto_classes import AutoTokenizer
-from hiscore.panics import panics_raised
+from hiscore.models.auto_classes import AutoTokenizer
 from hiscore.tokenization.pair_template import PROBES, PairTemplate, find_pair_template
+from hiscore.tokenization.panics import panics_raised
 from hiscore.tokenization.safe_splits import split_rule
 from hiscore.tokenization.split_rule import SplitRule
 from hiscore.tokenization.text_encoder import TextEncoder

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hiscore.arrays import Int32
-from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.sampling_params import parse_sampling_params
+from hiscore.decoding.engine.engine import DecodeEngine
+from hiscore.decoding.requests.sampling_params import parse_sampling_params
 from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.errors import RequestError
 

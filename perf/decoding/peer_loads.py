@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.engine.engine import DecodeEngine
 from hiscore.decoding.memory.sizing import MemoryBudget
 from perf.decoding.arms import Arm, build_worker, shared_weights
 from perf.decoding.closed_loop import Callers, ClosedLoop

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hiscore.decoding.stats import EngineStats
+from hiscore.decoding.engine.stats import EngineStats
 from perf.machine.repeatedly import repeatedly
 
 INTERVAL_S = 0.1

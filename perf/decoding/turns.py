@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 from hiscore.arrays import Int32
-from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.engine.engine import DecodeEngine
 from hiscore.decoding.memory.sizing import MemoryBudget
-from hiscore.decoding.sampling_params import parse_sampling_params
+from hiscore.decoding.requests.sampling_params import parse_sampling_params
 from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.errors import RequestError
 from perf.decoding.arms import Arm, build_worker, shared_weights

@@ -21,8 +21,8 @@ from hiscore.decoding.interface.worker import (
     PrefillChunk,
 )
 from hiscore.decoding.models.base import staging_slots
-from hiscore.decoding.page_needs import staging_pages_of
-from hiscore.decoding.prompt_pages import staging_pages_in
+from hiscore.decoding.pools.page_needs import staging_pages_of
+from hiscore.decoding.pools.prompt_pages import staging_pages_in
 from hiscore.decoding.worker.step_runner import StepOutputs
 from hiscore.decoding.worker.worker import CacheWorker
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2
 
-from hiscore.scoring.layout import lay_out
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.layout import lay_out
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 
 Float32 = npt.NDArray[np.float32]
 INPUTS = ("input_ids", "delimiter_indices", "label_token_ids")

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 import triton
 
-from hiscore.graph_capture import capture_stream, garbage_collection_paused
+from hiscore.device.graphs import capture_stream, garbage_collection_paused
 
 Runs = Sequence[Callable[[], object]]
 """Runs in a graph, as many as a model has layers, so that the host's launch is hidden behind the GPU's work."""

@@ -22,10 +22,10 @@ from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.layers.fp8 import FP8_CAPABILITY
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
-from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
+from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from perf.quality import agreement, reviews

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hiscore.arrays import Int32
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.loadgen.scorer_calls import Shape
 from perf.scoring import ablation_variants

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.device import Uploads, upload
+from hiscore.device.copies import Uploads, upload
 from hiscore.layers.lm_head import ROW_SLICE, LMHead
 from hiscore.prefill.interface import ForwardRunner, Runner
 from hiscore.scoring.decoder_scorer import DecoderPacking
-from hiscore.scoring.layout import lay_out, unpack
-from hiscore.scoring.pending_scores import PendingScores
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.layout import lay_out, unpack
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.results.pending_scores import PendingScores
 from hiscore.scoring.scorer import Scorer
 from perf.scoring.step_after_prefill import StepAfter
 

@@ -24,7 +24,7 @@ import torch
 from hiscore.arrays import Float32
 from hiscore.errors import RequestError
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.pending_scores import Scores
+from hiscore.scoring.results.pending_scores import Scores
 from perf.machine.facts import process_facts
 from perf.machine.gpu_idle import Idle, profiled
 from perf.machine.interleave import ArmResult, interleave

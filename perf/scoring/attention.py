@@ -14,9 +14,10 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_triton import Launch, TileTables, TritonAttention
 from hiscore.prefill.input_layout import InputLayout
-from hiscore.scoring.packing import pack
-from hiscore.scoring.prefix_cache import PAGE, QueryCache
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.packing.packing import pack
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.query_key import PAGE
+from hiscore.scoring.requests.request import MultiItemPrompt
 from perf.machine.graph_timer import microseconds
 from perf.script import arguments, write_json
 

@@ -27,11 +27,11 @@ from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.models.facts import read_facts
-from hiscore.scoring.encode import RequestEncoder
-from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.packing import pack
-from hiscore.scoring.prefix_cache import QueryCache
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.packing.packing import pack
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.request import MultiItemPrompt
+from hiscore.scoring.text.encode import RequestEncoder
+from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Device, Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
 from perf.loadgen.generator import Generator

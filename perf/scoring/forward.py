@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.machine.facts import process_facts
 from perf.machine.kernel_times import kernel_times

@@ -22,12 +22,12 @@ import numpy.typing as npt
 import torch
 
 from hiscore.arrays import Float64
+from hiscore.batching.batched_model import BatchLimits, QueuedRequest
+from hiscore.batching.batcher import Batcher
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
-from hiscore.serving.batched_model import BatchLimits, QueuedRequest
-from hiscore.serving.batcher import Batcher
 from perf.machine.facts import process_facts
 from perf.models import checkpoints
 from perf.scoring.queue_arms import ARMS, Arm, serving

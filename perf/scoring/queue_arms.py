@@ -10,18 +10,18 @@ from typing import Any
 from unittest import mock
 
 from hiscore.arrays import Float64
-from hiscore.device import PinnedArray, Uploads
+from hiscore.batching import batcher as batcher_module
+from hiscore.batching import waiting
+from hiscore.batching.batched_model import BatchLimits, LaunchedBatch, LaunchedSlice
+from hiscore.batching.batcher import Batcher
+from hiscore.batching.launch_pace import LaunchPace
+from hiscore.batching.request_order import OpenBatch, Request, RequestOrder
+from hiscore.device.copies import PinnedArray, Uploads
 from hiscore.scoring import decoder_scorer
 from hiscore.scoring.batched_scorer import BatchedScorer
-from hiscore.scoring.pending_scores import BatchStats, PendingScores
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results.pending_scores import BatchStats, PendingScores
 from hiscore.scoring.scorer import Scorer
-from hiscore.serving import batcher as batcher_module
-from hiscore.serving import waiting
-from hiscore.serving.batched_model import BatchLimits, LaunchedBatch, LaunchedSlice
-from hiscore.serving.batcher import Batcher
-from hiscore.serving.launch_pace import LaunchPace
-from hiscore.serving.request_order import OpenBatch, Request, RequestOrder
 
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "pack": [(decoder_scorer, "pack")],

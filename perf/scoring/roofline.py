@@ -23,8 +23,8 @@ import torch
 from hiscore.checkpoint import resolve
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from perf.loadgen.scorer_calls import Shape
 from perf.machine.facts import process_facts
 from perf.models import checkpoints

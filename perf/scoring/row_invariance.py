@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Float32
-from hiscore.device import fix_product_sums
+from hiscore.device.copies import fix_product_sums
 from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.machine.facts import process_facts
 from perf.machine.graph_timer import microseconds

@@ -19,8 +19,8 @@ import torch
 
 from hiscore.parallel.leader import lead
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.loadgen.scorer_calls import Shape
 from perf.machine.facts import process_facts

@@ -27,8 +27,8 @@ from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.launcher.device_choice import choose_device
 from hiscore.models.facts import read_facts
-from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
-from hiscore.scoring.encoding_plan import TextRequest
+from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
+from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import DEFAULT_MODEL, Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
 from perf.loadgen.generator import Generator

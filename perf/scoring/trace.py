@@ -29,12 +29,13 @@ from hiscore.launcher import Server
 from hiscore.launcher import server as server_module
 from hiscore.launcher.command import tritonserver_flags
 from hiscore.models.facts import read_facts
-from hiscore.scoring import decoder_scorer, packing
+from hiscore.scoring import decoder_scorer
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
-from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.packing import packing
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
+from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Device, Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
 from hiscore_client import ScoreClient

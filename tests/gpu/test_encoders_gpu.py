@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hiscore.prefill.encoder_cuda_runner import CudaEncoderRunner
-from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.pair_scorer import load_encoder_scorer
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.pair_truth import PairTruth
 from tests.support.strategies import Tokens, random_tokens

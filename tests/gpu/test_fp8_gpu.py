@@ -16,8 +16,8 @@ from hiscore.layers.fp8 import FP8_CAPABILITY, Fp8Linear, quantise
 from hiscore.layers.weights import Linear
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support import tiny_models
 from tests.support.fp8 import EmulatedLinear, emulated_scorer

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.device import free_bytes
-from hiscore.graph_capture import StaticOutputs
-from hiscore.memory.plan import MemoryLine
+from hiscore.device.copies import free_bytes
+from hiscore.device.graphs import StaticOutputs
 from hiscore.models.activations import output_bytes
 from hiscore.models.config import read_architecture
 from hiscore.prefill.row_counts import capture_sizes, output_rows
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.memory import CUDA_BYTES, plan_memory, pool_sizes
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.server.plan import MemoryLine
 from perf.models import random_checkpoint
 from perf.models.random_checkpoint import config_of
 from tests.support.strategies import random_tokens

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 from hiscore.layers import moe_triton
 from hiscore.layers.moe import looped, moe, route
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
 from tests.support import tiny_models
 from tests.support.comparison import check, truth_of
 from tests.support.layers import random

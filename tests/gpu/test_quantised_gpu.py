@@ -10,7 +10,7 @@ from hiscore.layers.block_fp8 import BlockFp8Linear
 from hiscore.layers.fp8 import FP8, quantise
 from hiscore.models.decoder import Decoder
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
 from tests.support import quantised, tiny_models
 from tests.support.comparison import check, truth_of
 from tests.support.layers import random

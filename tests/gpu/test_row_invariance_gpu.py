@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore import device
+from hiscore.device import copies as device
 from hiscore.layers import weights
 from hiscore.layers.products import linear
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
 from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES
 from perf.scoring.row_invariance import alone, differing_rows, requests, scores, shapes_of

@@ -8,8 +8,8 @@ import torch
 
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
 from tests.support.longrope import both_sides, make_longrope
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiscore.models.shared_weights import SharedWeights
+from hiscore.server.shared_weights import SharedWeights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
@@ -16,8 +16,8 @@ SIZE = 2**30
 READER = """
 import os, sys, torch
 from pathlib import Path
-from hiscore.device import free_bytes
-from hiscore.models.shared_weights import SharedWeights
+from hiscore.device.copies import free_bytes
+from hiscore.server.shared_weights import SharedWeights
 os.getppid = lambda: int(sys.argv[2])
 def never(): raise AssertionError("loaded once more")
 torch.cuda.init(); torch.zeros(1, device="cuda")

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from hiscore.batching.batched_model import LaunchedSlice
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.prefill.input_layout import StaticInputs
 from hiscore.prefill.row_counts import SHORT_ROWS
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.pending_scores import PendingScores
-from hiscore.scoring.prefix_cache import QueryCache
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.results.pending_scores import PendingScores
 from hiscore.scoring.scorer import Scorer
-from hiscore.serving.batched_model import LaunchedSlice
 from tests.support.slices import in_turns, requests, scores
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY

@@ -22,7 +22,7 @@ from hiscore.decoding.worker.parallel_worker import ParallelWorker
 from hiscore.parallel.leader import Ranks
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
 from tests.support import decode_rank_work, decoding, rank_work, tiny_models
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens

@@ -6,8 +6,8 @@ from threading import Event
 import numpy as np
 import tritonclient.grpc as triton
 
-from hiscore.scoring.layout import lay_out
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.requests.layout import lay_out
+from hiscore.scoring.requests.request import MultiItemPrompt
 
 
 def inputs(items: int) -> list[triton.InferInput]:

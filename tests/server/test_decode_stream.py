@@ -19,7 +19,7 @@ import pytest
 import tritonclient.grpc
 from transformers import AutoTokenizer
 
-from hiscore.decoding.stats import GAUGES
+from hiscore.decoding.engine.stats import GAUGES
 from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from hiscore_client import AsyncScoreClient, DeadlineExceeded, InvalidRequest, RetryPolicy, ScoreClient

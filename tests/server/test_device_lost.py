@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiscore.serving.device_loss import is_device_lost
+from hiscore.device.loss import is_device_lost
 from tests.server.device_lost import check_that_the_process_ends_and_is_seen
 
 # Like PyTorch, which aborts where it frees pinned memory that a lost device has read.
 FAILING = """
 import os, sys, time
-from hiscore.serving.device_loss import end_if_device_is_lost
+from hiscore.device.loss import end_if_device_is_lost
 
 class Pinned:
     def __del__(self):

@@ -13,8 +13,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from hiscore.batching.waiting import POLL_AFTER_S
 from hiscore.launcher import Server
-from hiscore.serving.waiting import POLL_AFTER_S
 from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
 from tests.server.counters import counted

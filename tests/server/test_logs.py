@@ -108,7 +108,7 @@ def test_a_call_without_an_id_is_logged_too(server: Server) -> None:
 def test_people_get_a_line_of_text(lm: Server) -> None:
     score(lm, "for people", labels=[LABEL])
     (line,) = [line for line in text_of(lm).splitlines() if "for people" in line]
-    expected = "Z hiscore INFO hiscore.serving.error_log: a call was refused request_id='for people' "
+    expected = "Z hiscore INFO hiscore.edge.error_log: a call was refused request_id='for people' "
     when, found, _ = line.partition(expected)
     assert found
     assert datetime.fromisoformat(when)

@@ -10,8 +10,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
-from hiscore.scoring.layout import lay_out
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.requests.layout import lay_out
+from hiscore.scoring.requests.request import MultiItemPrompt
 from tests.server.busy import inputs
 from tests.server.conftest import StartServer
 from tests.server.counters import read

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hiscore.launcher import Server
-from hiscore.scoring.layout import lay_out
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.requests.layout import lay_out
+from hiscore.scoring.requests.request import MultiItemPrompt
 from tests.server.wire import WAYS, score, score_tokens
 from tests.support.comparison import INVARIANCE, check, truth_of
 from tests.support.strategies import Tokens, random_tokens

@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
 from hiscore.launcher.repository import TEMPLATES
-from hiscore.scoring.batched_tokenizer import MAX_ALONE_BYTES
+from hiscore.scoring.text.batched_tokenizer import MAX_ALONE_BYTES
 from perf.loadgen.exports import page
 from tests.server.conftest import StartServer
 from tests.server.counters import counted

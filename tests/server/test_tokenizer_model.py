@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
-from hiscore.scoring.layout import unpack
+from hiscore.scoring.requests.layout import unpack
 from tests.server.counters import counted
 from tests.server.test_score_bad_input import SCORE, TEXTS, TYPED, check_refusal
 from tests.server.wire import WAYS, Refused

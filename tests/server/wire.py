@@ -16,8 +16,8 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from hiscore.launcher import Server
-from hiscore.scoring.layout import lay_out
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.requests.layout import lay_out
+from hiscore.scoring.requests.request import MultiItemPrompt
 from tests.support.strategies import Tokens
 
 Inputs = Mapping[str, Any]

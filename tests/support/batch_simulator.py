@@ -4,7 +4,7 @@ Times are in ms, as measured on an H200 with 0.6B parameters (mixed_lengths.json
 perf/results/h200): what a call takes alone is reproduced to 5% from 128 to 8,192 tokens, the p99 of the short ones
 under load to 3%. The host does one thing at a time. A call that arrives is accepted and, if there is room,
 launched at once; a batch that ends is answered, then the next one is launched. Where small calls are to be
-expected, the second batch waits until it is due (hiscore/serving/launch_pace.py). A batch in slices is so many
+expected, the second batch waits until it is due (hiscore/batching/launch_pace.py). A batch in slices is so many
 launches, with others in between.
 """
 
@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from hiscore.batching.launch_pace import LaunchPace
 from hiscore.prefill.row_counts import slices_of
-from hiscore.serving.launch_pace import LaunchPace
 
 ACCEPT, LAUNCH, LAUNCH_TOKEN, COLLECT = 0.1, 0.9, 6e-5, 0.25
 FORWARD, FORWARD_TOKEN = 1.03, 1.68e-3

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.engine.engine import DecodeEngine
+from hiscore.decoding.engine.stats import EngineStats
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import Detokenizer
 from hiscore.decoding.sequence import DecodeCall, Output
-from hiscore.decoding.stats import EngineStats
-from hiscore.decoding.stop_strings import Detokenizer
 from hiscore.decoding.worker.parallel_worker import ParallelWorker
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from hiscore.arrays import Int32, Int64
-from hiscore.decoding.batch import uniform
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
@@ -27,8 +26,9 @@ from hiscore.decoding.interface.worker import (
     Growth,
     PrefillChunk,
 )
-from hiscore.decoding.preemption import PreemptionPolicy
-from hiscore.decoding.prompt_pages import staging_pages_in
+from hiscore.decoding.pools.prompt_pages import staging_pages_in
+from hiscore.decoding.scheduling.batch import uniform
+from hiscore.decoding.scheduling.preemption import PreemptionPolicy
 from hiscore.decoding.sequence import DecodeCall
 
 VOCABULARY = 61

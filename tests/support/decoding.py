@@ -18,7 +18,7 @@ from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.decoding.worker.build import build_worker
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.device import upload
+from hiscore.device.copies import upload
 from hiscore.parallel.group import Group
 from hiscore.settings import CacheSettings, PrefixCaching
 from tests.support import decode_cache, tiny_dsa, tiny_models

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
 from hiscore.attention.metadata import Forward
-from hiscore.scoring.pairs import PairRules, as_pairs, pack_pairs
+from hiscore.scoring.packing.pairs import PairRules, as_pairs, pack_pairs
 from tests.support.strategies import random_tokens
 
 FIRST_ROWS_READ = PairRules()

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import RequestEncoder, TokenizedRequest
-from hiscore.scoring.encoding_plan import EncodingPlan, TextRequest
+from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
+from hiscore.scoring.text.encoding_plan import EncodingPlan, TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer
 

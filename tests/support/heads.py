@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hiscore.device import Uploads
+from hiscore.device.copies import Uploads
 from hiscore.layers.lm_head import LMHead
-from hiscore.scoring.head_results import HeadResult, head_results
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results.head_results import HeadResult, head_results
 
 
 def nowhere() -> Uploads:

@@ -7,8 +7,8 @@ import numpy as np
 
 from hiscore.errors import RequestError
 from hiscore.prefill.interface import ForwardRunner
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.strategies import Tokens
 

@@ -6,13 +6,13 @@ import numpy as np
 from torch import Tensor
 
 from hiscore.attention.metadata import Forward
-from hiscore.device import PinnedArrays
+from hiscore.batching.batched_model import LaunchedSlice
+from hiscore.device.copies import PinnedArrays
 from hiscore.prefill.runner import TorchRunner
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.pending_scores import PendingScores, Scores
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results.pending_scores import PendingScores, Scores
 from hiscore.scoring.scorer import Scorer
-from hiscore.serving.batched_model import LaunchedSlice
 from tests.support.scoring import LABELS
 from tests.support.strategies import Tokens
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.requests.request import MultiItemPrompt
 
 
 @dataclass(frozen=True)

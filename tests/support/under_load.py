@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from hiscore.batching.batched_model import BatchLimits, QueuedRequest
+from hiscore.batching.batcher import Batcher
 from hiscore.scoring.batched_scorer import BatchedScorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.pending_scores import BatchStats
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results.pending_scores import BatchStats
 from hiscore.scoring.scorer import Scorer
-from hiscore.serving.batched_model import BatchLimits, QueuedRequest
-from hiscore.serving.batcher import Batcher
 from tests.support.scoring import LABELS
 from tests.support.strategies import Tokens
 from tests.support.timeouts import TIMEOUT_S

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.batch import make_admission
-from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import DecodeBatch, ForwardResult, PendingForward, PrefillChunk
-from hiscore.decoding.page_needs import PagesNeeded, device_pages_of, pages_needed, staging_pages_of
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.pools.block_manager import BlockManager
+from hiscore.decoding.pools.page_needs import PagesNeeded, device_pages_of, pages_needed, staging_pages_of
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import StopChecker
+from hiscore.decoding.scheduling.batch import make_admission
 from hiscore.decoding.sequence import DecodeCall, Sequence
-from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.worker import CacheWorker
 from perf.decoding.worker_driver import watch_logits
 from tests.support.decode_cache import forget

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hiscore.edge.error_log import MAX_ID_LENGTH, ErrorLog, detail
 from hiscore.errors import Code, RequestError
 from hiscore.logs import JsonFormatter, TextFormatter, configure_model
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.labels import resolve_labels
-from hiscore.serving.error_log import MAX_ID_LENGTH, ErrorLog, detail
+from hiscore.scoring.text.labels import resolve_labels
 from hiscore.settings import Limits
 
 FACTS = CheckpointFacts(vocab_size=100, context_length=100, is_classifier=False)
@@ -39,7 +39,7 @@ def lines() -> Iterator[list[logging.LogRecord]]:
     found: list[logging.LogRecord] = []
     handler = logging.Handler(logging.DEBUG)
     handler.emit = found.append  # type: ignore[method-assign]
-    log = logging.getLogger("hiscore.serving.error_log")
+    log = logging.getLogger("hiscore.edge.error_log")
     before = log.level
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
@@ -105,7 +105,7 @@ def test_what_a_caller_sent_is_not_in_the_detail(label: str) -> None:
     said = detail(error)
     assert label not in said
     module, _, line = said.rpartition(":")
-    assert module == "hiscore.scoring.labels.resolve_labels"
+    assert module == "hiscore.scoring.text.labels.resolve_labels"
     assert int(line) > 0
 
 

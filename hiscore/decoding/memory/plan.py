@@ -8,10 +8,10 @@ from hiscore.attention.flashinfer_sizes import PagedSizes, buffer_bytes
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.memory.sizing import MemoryBudget
-from hiscore.device import free_bytes, memory_of
-from hiscore.memory.host import available_host_bytes
-from hiscore.memory.ledger import Ledger
-from hiscore.memory.plan import MemoryLine, MemoryPlan
+from hiscore.device.copies import free_bytes, memory_of
+from hiscore.server.host import available_host_bytes
+from hiscore.server.ledger import Ledger
+from hiscore.server.plan import MemoryLine, MemoryPlan
 from hiscore.settings import CacheSettings
 
 MAX_SEQUENCES = {"cpu": 32, "cuda": 64}

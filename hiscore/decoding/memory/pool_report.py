@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.memory.plan import gib
+from hiscore.server.plan import gib
 
 log = logging.getLogger(__name__)
 

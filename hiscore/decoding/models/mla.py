@@ -9,7 +9,7 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.device import upload
+from hiscore.device.copies import upload
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.indexer import IndexQuery

@@ -12,7 +12,7 @@ from hiscore.arrays import Int64
 from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.device import upload
+from hiscore.device.copies import upload
 
 
 def context_slots(chunk: PrefillChunk, page_size: int) -> Int64:

@@ -17,7 +17,7 @@ from hiscore.decoding.interface.worker import NO_PAGES, Growth
 from hiscore.decoding.kv_cache.buffer_pages import initial_pages
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.device import upload
+from hiscore.device.copies import upload
 
 
 @dataclass(frozen=True)

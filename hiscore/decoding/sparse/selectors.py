@@ -27,7 +27,7 @@ from hiscore.decoding.sparse.selection import (
     select_by_attention,
     zero_scores,
 )
-from hiscore.numerics import widen
+from hiscore.device.numerics import widen
 
 
 class QuestSelector:

@@ -11,7 +11,7 @@ from hiscore.decoding.sparse.block_tables import admit
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.restores import Restores
-from hiscore.device import upload
+from hiscore.device.copies import upload
 
 
 def bring_to_staging(model: DecodeModel, ops: CacheOps, restores: Restores, prefix: Prefix) -> None:

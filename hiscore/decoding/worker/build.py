@@ -18,9 +18,9 @@ from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.fp8 import FP8_CAPABILITY
 from hiscore.models.config import read_architecture
 from hiscore.models.decoder import weights_key
-from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.group import Group
 from hiscore.parallel.rank import Leader, Rank
+from hiscore.server.server_resources import ServerResources
 from hiscore.settings import CacheSettings, DecodeSettings
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from hiscore.decoding.worker.sampling_options import OPTIONS, fill_options
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.decoding.worker.triton_sampler import Feeding, draw
-from hiscore.graph_capture import GraphCapture, StaticOutputs
+from hiscore.device.graphs import GraphCapture, StaticOutputs
 
 log = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.group import Alone, Group
 from hiscore.parallel.shard import WHOLE
-from hiscore.progress import no_progress
+from hiscore.server.progress import no_progress
+from hiscore.server.server_resources import ServerResources
 from hiscore.settings import CacheSettings
 
 log = logging.getLogger(__name__)

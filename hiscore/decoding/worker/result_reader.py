@@ -12,7 +12,7 @@ from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import ForwardResult
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import COUNTERS
-from hiscore.device import download
+from hiscore.device.copies import download
 
 
 class ResultReader:

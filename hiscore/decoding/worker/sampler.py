@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hiscore.arrays import Float64
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
-from hiscore.device import upload
+from hiscore.device.copies import upload
 
 # The likeliest token's weight: a token 2^33 times less likely is never drawn. Sums over up to 2^21 tokens are
 # exact in float64 too.

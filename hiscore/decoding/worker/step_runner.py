@@ -17,7 +17,7 @@ from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.sampler import finite, greedy
 from hiscore.decoding.worker.token_counts import TokenCounts
-from hiscore.device import upload
+from hiscore.device.copies import upload
 
 COUNTERS = 4
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.decoding.interface.sampling_batch import History, Penalties
-from hiscore.device import upload
+from hiscore.device.copies import upload
 
 IN_PROMPT = 1 << 30
 

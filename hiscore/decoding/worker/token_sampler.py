@@ -12,9 +12,9 @@ from hiscore.arrays import Int32, Int64
 from hiscore.decoding.interface.sampling_batch import ROWS_AT_ONCE, LogitBias, Masks, SamplingBatch
 from hiscore.decoding.worker.sampler import greedy, sample_batch
 from hiscore.decoding.worker.token_counts import TokenCounts
-from hiscore.device import upload
+from hiscore.device.copies import upload
+from hiscore.device.loss import is_device_lost
 from hiscore.errors import Code, RequestError
-from hiscore.serving.device_loss import is_device_lost
 
 log = logging.getLogger(__name__)
 

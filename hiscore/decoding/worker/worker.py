@@ -34,7 +34,7 @@ from hiscore.decoding.worker.restores import Restores
 from hiscore.decoding.worker.result_reader import PendingResult, ResultReader
 from hiscore.decoding.worker.step_runner import Attends, StepRunner, feed
 from hiscore.decoding.worker.token_sampler import TokenSampler
-from hiscore.device import upload
+from hiscore.device.copies import upload
 
 
 class CacheWorker:

@@ -23,7 +23,7 @@ from hiscore.models.deepseek.sharding import of_rank
 from hiscore.models.deepseek.weights import DsaLayerWeights
 from hiscore.models.rotary import make_rope
 from hiscore.parallel.group import Alone, Group
-from hiscore.progress import Advance, no_progress
+from hiscore.server.progress import Advance, no_progress
 
 
 class DsaDecoder:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hiscore.device.numerics import at_least_float32
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.mla import Projected
 from hiscore.models.deepseek.weights import MlaWeights
-from hiscore.numerics import at_least_float32
 
 ROWS = 64
 """Rows of a tile in plain torch. Tiles begin at its multiples in a sequence, wherever a forward's rows begin."""

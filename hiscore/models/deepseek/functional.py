@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hiscore.numerics import widen
+from hiscore.device.numerics import widen
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms inside attention and the indexer; the config's holds for all others."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.device import upload
+from hiscore.device.copies import upload
 from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.expanded import Expanded, FullRows

@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from hiscore.device import upload
+from hiscore.device.copies import upload
 from hiscore.kernels import full_attention, indexer_prefill, listed_attention
 from hiscore.models.deepseek.expanded import Expanded, FullRows
 from hiscore.models.deepseek.indexer import IndexQuery

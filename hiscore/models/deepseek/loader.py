@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hiscore.device.numerics import at_least_float32
 from hiscore.layers.scaled_fp8 import ScaledLinear
 from hiscore.layers.weights import Experts, Linear, Mlp, Scales
 from hiscore.models.config import ExpertShape
@@ -29,7 +30,6 @@ from hiscore.models.expert_loader import read_experts
 from hiscore.models.family import ExpertNames
 from hiscore.models.loader import embedding_and_head
 from hiscore.models.reader import CheckpointReader
-from hiscore.numerics import at_least_float32
 from hiscore.parallel.shard import WHOLE, Shard
 
 log = logging.getLogger(__name__)

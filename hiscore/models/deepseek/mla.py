@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hiscore.device.numerics import at_least_float32
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.functional import LATENT_EPS, rms_norm, rotate
 from hiscore.models.deepseek.weights import MlaWeights
-from hiscore.numerics import at_least_float32
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hiscore.attention.bidirectional import BidirectionalAttention, BidirectionalShape
+from hiscore.device.numerics import widen
 from hiscore.layers.rope import Rope
 from hiscore.models.config_file import check_sizes, malformed_refused, read_config
 from hiscore.models.encoders import bert, deberta_v2, modernbert
@@ -19,8 +20,7 @@ from hiscore.models.encoders.weights import EncoderLayer, EncoderReader, Encoder
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.reader import CheckpointReader
 from hiscore.models.support import context_limit, unscorable
-from hiscore.numerics import widen
-from hiscore.progress import Advance, no_progress
+from hiscore.server.progress import Advance, no_progress
 
 Load = Callable[[EncoderReader, Any], EncoderWeights]
 FAMILIES: dict[str, tuple[Callable[[Any], EncoderArchitecture], Load]] = {

@@ -13,28 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.generation_config import describe, read_defaults
-from hiscore.decoding.grammar import GrammarCompiler
-from hiscore.decoding.request import DecodeRequest, PromptReader, RequestIntake
-from hiscore.decoding.sampling_params import NO_DEFAULTS, parse_sampling_params
-from hiscore.decoding.stats import COUNTERS, GAUGES, EngineStats, StatsFeed, descriptions
-from hiscore.decoding.times import HISTOGRAMS
-from hiscore.decoding.vllm_inputs import answer_shape, merge_parameters
+from hiscore.decoding.engine.engine import DecodeEngine
+from hiscore.decoding.engine.intake import DecodeRequest, PromptReader, RequestIntake
+from hiscore.decoding.engine.response_sender import ResponseSender
+from hiscore.decoding.engine.stats import COUNTERS, GAUGES, EngineStats, StatsFeed, descriptions
+from hiscore.decoding.engine.times import HISTOGRAMS
+from hiscore.decoding.requests.generation_config import describe, read_defaults
+from hiscore.decoding.requests.grammar import GrammarCompiler
+from hiscore.decoding.requests.sampling_params import NO_DEFAULTS, parse_sampling_params
+from hiscore.decoding.requests.vllm_inputs import answer_shape, merge_parameters
 from hiscore.decoding.worker.build import make_worker
-from hiscore.errors import to_request_error
-from hiscore.logs import configure_model
-from hiscore.models.facts import generation_context, read_facts
-from hiscore.models.server_resources import ServerResources
-from hiscore.models.support import has_tokenizer, read_eos_ids
-from hiscore.parallel.leader import lead
-from hiscore.parallel.start import devices_of, freeze, load_on, log_as, use
-from hiscore.serving.device_loss import end_if_device_is_lost
-from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
-from hiscore.serving.load_board import LoadBoard
-from hiscore.serving.metrics import Counters, Gauges, Rejects
-from hiscore.serving.response_sender import ResponseSender
-from hiscore.serving.triton_io import (
+from hiscore.device.loss import end_if_device_is_lost
+from hiscore.edge.feeds import ErrorsFeed, Exporter, histogram_feeds
+from hiscore.edge.metrics import Counters, Gauges, Rejects
+from hiscore.edge.triton_io import (
     ReplyTo,
     error_log,
     flag,
@@ -44,6 +36,14 @@ from hiscore.serving.triton_io import (
     string,
     tensor,
 )
+from hiscore.errors import to_request_error
+from hiscore.logs import configure_model
+from hiscore.models.facts import generation_context, read_facts
+from hiscore.models.support import has_tokenizer, read_eos_ids
+from hiscore.parallel.leader import lead
+from hiscore.parallel.start import devices_of, freeze, load_on, log_as, use
+from hiscore.server.load_board import LoadBoard
+from hiscore.server.server_resources import ServerResources
 from hiscore.settings import DecodeSettings, from_model_directory
 from hiscore.tokenization.detokenizer import DetokenizerFactory
 from hiscore.tokenization.tokenizer import load_tokenizer

@@ -8,24 +8,24 @@ from typing import Any
 
 import torch
 
+from hiscore.batching.batched_model import BatchLimits
+from hiscore.batching.batcher import Batcher
+from hiscore.batching.stages import TwoStages
+from hiscore.edge.feeds import CountsFeed, Exporter, batcher_feeds, queue_feeds
+from hiscore.edge.metrics import Counters
+from hiscore.edge.triton_io import error_log, instance_of, serve, server_directory
 from hiscore.logs import configure_model
-from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.leader import lead
 from hiscore.parallel.start import devices_of, freeze, load_on, log_as, use
 from hiscore.scoring.batched_scorer import BatchedScorer
-from hiscore.scoring.batched_tokenizer import COUNTERS as TEXT_COUNTERS
-from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats, TextJob, batch_limits
 from hiscore.scoring.pair_scorer import make_scorer
-from hiscore.scoring.pending_scores import BatchStats
-from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.request_reader import RequestReader
-from hiscore.serving.batched_model import BatchLimits
-from hiscore.serving.batcher import Batcher
-from hiscore.serving.feeds import CountsFeed, Exporter, batcher_feeds, queue_feeds
-from hiscore.serving.load_board import LoadBoard
-from hiscore.serving.metrics import Counters
-from hiscore.serving.stages import TwoStages
-from hiscore.serving.triton_io import error_log, instance_of, serve, server_directory
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results.pending_scores import BatchStats
+from hiscore.scoring.text.batched_tokenizer import COUNTERS as TEXT_COUNTERS
+from hiscore.scoring.text.batched_tokenizer import BatchedTokenizer, EncodeStats, TextJob, batch_limits
+from hiscore.server.load_board import LoadBoard
+from hiscore.server.server_resources import ServerResources
 from hiscore.settings import ScorerSettings, from_model_directory
 from hiscore.tokenization.tokenizer import load_tokenizer
 

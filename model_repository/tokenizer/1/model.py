@@ -3,9 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from hiscore.batching.batcher import Batcher
+from hiscore.edge.feeds import CountsFeed, Exporter, batcher_feeds
+from hiscore.edge.metrics import Counters
+from hiscore.edge.triton_io import error_log, parameters, serve
 from hiscore.logs import configure_model
 from hiscore.models.facts import read_facts
-from hiscore.scoring.batched_tokenizer import (
+from hiscore.scoring.requests.options import parse_options
+from hiscore.scoring.text.batched_tokenizer import (
     COUNTERS,
     BatchedTokenizer,
     EncodeStats,
@@ -13,12 +18,7 @@ from hiscore.scoring.batched_tokenizer import (
     batch_limits,
     outputs,
 )
-from hiscore.scoring.options import parse_options
-from hiscore.scoring.text_inputs import read_text
-from hiscore.serving.batcher import Batcher
-from hiscore.serving.feeds import CountsFeed, Exporter, batcher_feeds
-from hiscore.serving.metrics import Counters
-from hiscore.serving.triton_io import error_log, parameters, serve
+from hiscore.scoring.text.text_inputs import read_text
 from hiscore.settings import TokenizerSettings, from_model_directory
 from hiscore.tokenization.tokenizer import load_tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hiscore.api.calibration import read_calibration
+from hiscore.api.decisions.calibration import read_calibration
 from tests.client.cli.command import run
 
 CHOICES = [{"value": "true"}, {"value": True}]

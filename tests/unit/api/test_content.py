@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hiscore.api.content import InputImage, InputJson, InputText, Refusal, text_of, text_of_parts
-from hiscore.api.errors import ApiError
+from hiscore.api.http.errors import ApiError
 
 
 def nested(levels: int) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from hiscore.api.protocol import JoinedWrites, LimitedProtocol
+from hiscore.api.http.protocol import JoinedWrites, LimitedProtocol
 
 
 class Recorded(asyncio.Transport):

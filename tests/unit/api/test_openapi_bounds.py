@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from hiscore.api import decide
-from hiscore.api.body import decode
-from hiscore.api.routes import decisions
-from hiscore.api.routes.chat import ChatRequest
-from hiscore.api.routes.completions import CompletionRequest
-from hiscore.api.sampling import Sampling
+from hiscore.api.chat.chat import ChatRequest
+from hiscore.api.chat.completions import CompletionRequest
+from hiscore.api.chat.sampling import Sampling
+from hiscore.api.decisions import decide, decisions
+from hiscore.api.http.body import decode
 from hiscore.checkpoint import resolve
-from hiscore.decoding.sampling_params import parse_sampling_params
+from hiscore.decoding.requests.sampling_params import parse_sampling_params
 from hiscore.errors import RequestError
 from tests.support.api_bodies import BODIES, LABELS, MESSAGES
 from tests.support.tiers import first_of

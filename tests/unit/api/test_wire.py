@@ -2,7 +2,7 @@
 
 import pytest
 
-from hiscore.api.errors import ApiError
+from hiscore.api.http.errors import ApiError
 from hiscore.api.wire import ModelNames, exactly_one, usage
 
 

@@ -8,7 +8,7 @@ import torch
 from hiscore.attention import bidirectional_torch
 from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
 from hiscore.attention.bidirectional_torch import TorchBidirectionalAttention
-from hiscore.scoring.pairs import PairRules
+from hiscore.scoring.packing.pairs import PairRules
 from tests.support.dense_pairs import dense_pairs, forwards_of, random_relative
 
 HEADS, HEAD_DIM = 3, 8

@@ -13,7 +13,7 @@ from hiscore.attention.bidirectional_triton import TritonBidirectionalAttention
 from hiscore.attention.metadata import Forward
 from hiscore.attention.tile_inputs import max_tiles
 from hiscore.prefill.encoder_cuda_runner import EncoderLayout
-from hiscore.scoring.pairs import PairRules
+from hiscore.scoring.packing.pairs import PairRules
 from tests.support.dense_pairs import dense_pairs, forwards_of, random_relative
 from tests.support.fixed_sums import fix_sums
 from tests.support.layers import DEVICE, random

@@ -7,8 +7,9 @@ import torch
 from hiscore.attention import packed_torch
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.packed_torch import TorchAttention
-from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, QueryCache
+from hiscore.scoring.packing.packing import pack, pool_reserve
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.query_key import PAGE
 from tests.support.dense import dense_attention
 from tests.support.strategies import random_tokens
 

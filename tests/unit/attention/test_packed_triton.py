@@ -15,8 +15,9 @@ from hiscore.attention.packed_torch import TorchAttention
 from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tile_inputs import describe
 from hiscore.prefill.input_layout import pad_scored
-from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, QueryCache
+from hiscore.scoring.packing.packing import pack, pool_reserve
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.query_key import PAGE
 from tests.support.dense import dense_attention
 from tests.support.fixed_sums import fix_sums
 from tests.support.layers import DEVICE, random

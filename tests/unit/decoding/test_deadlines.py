@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from hiscore.decoding.inbox import Deadlines
+from hiscore.batching import request_order
+from hiscore.decoding.engine.inbox import Deadlines
 from hiscore.decoding.interface.worker import NO_PAGES
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.sequence import DecodeCall, Sequence
-from hiscore.decoding.stop_strings import StopChecker
-from hiscore.serving import request_order
 
 
 def sequence(reply_to: Any, deadline: float, start_by: float) -> Sequence:

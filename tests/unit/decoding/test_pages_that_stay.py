@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hiscore.decoding.device_pool import DevicePool
+from hiscore.decoding.engine.stats import EngineStats
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE
 from hiscore.decoding.interface.prefix import Prefix
+from hiscore.decoding.pools.device_pool import DevicePool
 from hiscore.decoding.sequence import DecodeCall, Sequence, Status
-from hiscore.decoding.stats import EngineStats
 from tests.support.decode_worker import KINDS, TINY, VOCABULARY, HashWorker
-from tests.unit.decoding.test_engine import Caller, Callers, assert_as_alone, call, running
-from tests.unit.decoding.test_scheduler import Drive, sequence
+from tests.unit.decoding.engine.test_engine import Caller, Callers, assert_as_alone, call, running
+from tests.unit.decoding.scheduling.test_scheduler import Drive, sequence
 
 PAGE = STAGING_PAGE_SIZE
 STAYS = replace(TINY, **KINDS[4], prefix_cache=True)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.pools.windows import Windows
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.sequence import DecodeCall, Sequence
-from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.windows import Windows
 from tests.support.decode_worker import TINY
 
 # Blocks of 4 tokens, two pages each; a window of 10 tokens takes three places.

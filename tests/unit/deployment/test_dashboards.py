@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hiscore.decoding.stats import COUNTERS, GAUGES
+from hiscore.decoding.engine.stats import COUNTERS, GAUGES
 from tests.support.deployment import (
     DASHBOARDS,
     DOCKER,

@@ -15,8 +15,8 @@ from hiscore.attention.metadata import Forward, Group
 from hiscore.attention.packed_triton import SCORED_BLOCK, TritonAttention
 from hiscore.attention.tile_inputs import BLOCK, NO_KEY, TILE_FIELDS, describe, max_tiles, most_columns
 from hiscore.prefill.input_layout import MAX_TAIL_ROWS, NO_ROWS, pad_scored
-from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import QueryCache
+from hiscore.scoring.packing.packing import pack, pool_reserve
+from hiscore.scoring.packing.query_cache import QueryCache
 from tests.support.forwards import forward_of
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiers import first_of

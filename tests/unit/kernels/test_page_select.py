@@ -13,7 +13,6 @@ from tests.support.tiers import first_of
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 
-from hiscore import numerics
 from hiscore.attention import paged_triton
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
@@ -23,6 +22,7 @@ from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
+from hiscore.device import numerics
 from hiscore.kernels import page_select
 from tests.support.decode_cache import KnownCache, unique_contents
 from tests.support.decode_kernels import (

@@ -13,8 +13,8 @@ from hiscore.models.decoder import Decoder
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.fp8 import EmulatedLinear, emulated_scorer, rounded
 from tests.support.scoring import use_runner

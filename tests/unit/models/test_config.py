@@ -13,7 +13,7 @@ from hiscore.models.config import from_config, read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.facts import read_facts
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
 from tests.support.comparison import check
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens

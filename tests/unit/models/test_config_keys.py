@@ -18,7 +18,7 @@ from hiscore.models.config import read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
 from tests.support.comparison import check
 from tests.support.config_mutations import TOGETHER, changed, keys_of, wrong
 from tests.support.scoring import LABELS, score

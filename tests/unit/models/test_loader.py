@@ -19,7 +19,7 @@ from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import ROWS_COMPARED
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
 from tests.support.comparison import check
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens

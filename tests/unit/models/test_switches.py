@@ -14,7 +14,7 @@ from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import SANDWICH_NORMS, BlockNorms
 from hiscore.models.loader import CheckpointReader
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY

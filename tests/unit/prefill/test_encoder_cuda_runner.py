@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.prefill.encoder_cuda_runner import pad_pairs
 from hiscore.prefill.row_counts import MIN_ROWS
-from hiscore.scoring.pairs import PairRules
+from hiscore.scoring.packing.pairs import PairRules
 from tests.support.dense_pairs import forwards_of
 
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.batching.batched_model import WholeJobs
+from hiscore.batching.batcher import Batcher
+from hiscore.decoding.engine.engine import DecodeEngine
+from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.layers.lm_head import LMHead
-from hiscore.scoring.packing import pack
-from hiscore.scoring.request import MultiItemPrompt
-from hiscore.serving.batched_model import WholeJobs
-from hiscore.serving.batcher import Batcher
+from hiscore.scoring.packing.packing import pack
+from hiscore.scoring.requests.request import MultiItemPrompt
 from tests.support.decode_worker import TINY, HashWorker
 
 ROOT = Path(__file__).resolve().parents[3]

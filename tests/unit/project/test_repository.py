@@ -73,9 +73,9 @@ def test_files_that_documents_name_exist(path: Path) -> None:
 
 def test_control_a_file_that_does_not_exist_is_noticed() -> None:
     document = (ROOT / "docs/architecture.md").read_text()
-    assert "`scoring/packing.py`" in document
+    assert "`scoring/packing/packing.py`" in document
     assert "`prefill/`" in document
-    renamed = document.replace("`scoring/packing.py`", "`scoring/pack.py`", 1).replace(
+    renamed = document.replace("`scoring/packing/packing.py`", "`scoring/pack.py`", 1).replace(
         "`prefill/`", "`fill/`", 1
     )
     assert missing_files(renamed) == ["scoring/pack.py", "fill/"]
@@ -122,8 +122,8 @@ def test_the_tour_points_at_what_is_there() -> None:
 
 
 def test_control_a_name_that_moved_away_is_noticed() -> None:
-    assert names_missing("1. `scoring/packing.py`. Read `pack`, then `unpack`.") == [
-        "scoring/packing.py: unpack"
+    assert names_missing("1. `scoring/packing/packing.py`. Read `pack`, then `unpack`.") == [
+        "scoring/packing/packing.py: unpack"
     ]
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from hiscore.errors import RequestError
 from hiscore.scoring.batched_scorer import BatchedScorer, LaunchedScores
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.pending_scores import BatchStats, Scores
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.results.pending_scores import BatchStats, Scores
 
 LABELS = np.array([5, 6], np.int32)
 STATS = BatchStats(forwards=1, tokens=2, items=3, cached_tokens=4)

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hiscore.memory.plan import MemoryPlan
 from hiscore.models.activations import output_bytes
 from hiscore.models.config import Architecture, read_architecture
-from hiscore.models.server_resources import ServerResources
 from hiscore.models.sharding import of_rank
 from hiscore.parallel.rank import Rank
 from hiscore.parallel.shard import Shard
 from hiscore.prefill.row_counts import SHORT_ROWS
 from hiscore.scoring import decoder_scorer
 from hiscore.scoring.decoder_scorer import Checkpoint, claim
+from hiscore.server.plan import MemoryPlan
+from hiscore.server.server_resources import ServerResources
 
 BUDGET = 2_048
 

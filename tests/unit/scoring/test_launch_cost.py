@@ -12,12 +12,13 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hiscore.device import PinnedArrays, Uploads
+from hiscore.device.copies import PinnedArrays, Uploads
 from hiscore.prefill import cuda_runner
-from hiscore.scoring import computation, head_results
+from hiscore.scoring import computation
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results import head_results
 from hiscore.scoring.scorer import Scorer
 from tests.support.cuda_runner import use_cuda_runner
 from tests.support.strategies import random_tokens

@@ -11,13 +11,13 @@ from weakref import ref
 import numpy as np
 import pytest
 
+from hiscore.batching import request_order, waiting
+from hiscore.batching.batched_model import BatchLimits, QueuedRequest
+from hiscore.batching.batcher import Batcher
 from hiscore.errors import Code, RequestError
 from hiscore.scoring.batched_scorer import BatchedScorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import ScoreRequest
-from hiscore.serving import request_order, waiting
-from hiscore.serving.batched_model import BatchLimits, QueuedRequest
-from hiscore.serving.batcher import Batcher
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import ScoreRequest
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiers import first_of
 from tests.support.timeouts import TIMEOUT_S

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.models.support import context_limit
 from hiscore.scoring.memory import (
     CPU_ATTENTION_BYTES,
@@ -15,9 +14,11 @@ from hiscore.scoring.memory import (
     pool_sizes,
     slot_bytes,
 )
-from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, QueryCache
-from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.packing.packing import pack, pool_reserve
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.query_key import PAGE
+from hiscore.scoring.requests.request import MultiItemPrompt
+from hiscore.server.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from tests.support.geometries import GEOMETRIES, architecture
 
 BUDGET = 16_384

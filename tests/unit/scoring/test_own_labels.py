@@ -12,15 +12,15 @@ from hiscore.errors import RequestError
 from hiscore.layers import lm_head, pair_products
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.batch_plan import ScoringPlan
-from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.head_results import own_counts
-from hiscore.scoring.options import ScoreOptions, parse_options
-from hiscore.scoring.prefix_cache import QueryCache
-from hiscore.scoring.repeated_labels import check_repeated
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.score_reader import reader_of
-from hiscore.scoring.validation import check_labels
+from hiscore.scoring.packing.batch_plan import ScoringPlan
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.options import ScoreOptions, parse_options
+from hiscore.scoring.requests.repeated_labels import check_repeated
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.validation import check_labels
+from hiscore.scoring.results.head_results import own_counts
+from hiscore.scoring.results.score_reader import reader_of
+from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support import tiny_tokenizers

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.memory.plan import GIB, MemoryExceeded
 from hiscore.models.encoders.architecture import EncoderArchitecture
-from hiscore.models.server_resources import ServerResources
 from hiscore.scoring.pair_scorer import PairPacking, make_scorer, plan_pairs
+from hiscore.server.plan import GIB, MemoryExceeded
+from hiscore.server.server_resources import ServerResources
 from tests.support import tiny_encoders, tiny_models
 
 # bge-reranker-v2-m3: XLM-RoBERTa large with a context of 8,192.

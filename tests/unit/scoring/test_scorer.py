@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from hiscore.attention.metadata import Group
 from hiscore.errors import RequestError
 from hiscore.models.errors import UnsupportedCheckpoint
-from hiscore.scoring import decoder_scorer, score_reader
+from hiscore.scoring import decoder_scorer
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions, parse_options
-from hiscore.scoring.packing import Batch, pack
-from hiscore.scoring.readout import scores_from_head
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.packing.packing import Batch, pack
+from hiscore.scoring.requests.options import ScoreOptions, parse_options
+from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results import score_reader
+from hiscore.scoring.results.readout import scores_from_head
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiers import first_of

@@ -14,13 +14,13 @@ from hiscore.attention.metadata import Forward
 from hiscore.errors import RequestError
 from hiscore.models.facts import read_facts
 from hiscore.scoring import pair_scorer
-from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.packing import Batch
+from hiscore.scoring.packing.packing import Batch
+from hiscore.scoring.packing.pairs import pack_pairs
 from hiscore.scoring.pair_scorer import load_encoder_scorer
-from hiscore.scoring.pairs import pack_pairs
-from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
+from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support.encoding import encode_requests

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.memory.host import available_host_bytes
 from hiscore.models.config import read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
-from hiscore.models.server_resources import ServerResources
 from hiscore.models.sharding import of_rank, share_of
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.rank import RankError
 from hiscore.parallel.shard import Shard
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.server.host import available_host_bytes
+from hiscore.server.server_resources import ServerResources
 from tests.support import quantised, rank_work, tiny_models
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens

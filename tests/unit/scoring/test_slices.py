@@ -14,8 +14,9 @@ from hiscore.prefill import row_counts
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.prefill.input_layout import StaticInputs
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.prefix_cache import PAGE, QueryCache
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.query_key import PAGE
 from hiscore.scoring.scorer import Scorer
 from tests.support.cuda_runner import use_cuda_runner
 from tests.support.scoring import use_runner

@@ -7,8 +7,8 @@ import pytest
 
 from hiscore.scoring import decoder_scorer
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.packing import Batch, pack
+from hiscore.scoring.packing.packing import Batch, pack
+from hiscore.scoring.requests.options import ScoreOptions
 from tests.support.comparison import INVARIANCE
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY

@@ -12,10 +12,10 @@ from tokenizers import Regex, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hiscore.checkpoint import resolve
-from hiscore.panics import Panic
 from hiscore.settings import DEFAULT_MODEL
 from hiscore.tokenization import detokenizer
 from hiscore.tokenization.detokenizer import REPLACEMENT, DetokenizerFactory
+from hiscore.tokenization.panics import Panic
 from tests.support import tiny_tokenizers as tiny
 from tests.support.examples import has_example
 from tests.support.tiers import first_of

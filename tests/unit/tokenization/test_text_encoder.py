@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from hiscore.checkpoint import resolve
-from hiscore.panics import Panic, panics_raised
 from hiscore.tokenization import text_encoder as module
 from hiscore.tokenization.byte_level_bpe import SEPARATOR
+from hiscore.tokenization.panics import Panic, panics_raised
 from hiscore.tokenization.text_encoder import TextEncoder
 from tests.support import tiny_tokenizers as tiny
 from tests.support.client_environment import package_file

@@ -26,11 +26,11 @@ from hiscore.decoding.memory.plan import (
 from hiscore.decoding.memory.pool_report import pools_of
 from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.decoding.worker import build
-from hiscore.memory.ledger import Ledger
-from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.support import context_limit
 from hiscore.parallel.shard import Shard
+from hiscore.server.ledger import Ledger
+from hiscore.server.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.settings import CacheSettings
 from tests.support.geometries import GEOMETRIES, architecture
 

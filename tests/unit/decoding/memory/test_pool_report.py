@@ -14,12 +14,12 @@ from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.memory.plan import HOST_SHARE, MAX_SEQUENCES, default_device_bytes
 from hiscore.decoding.memory.pool_report import Pool, pools_of, report_pools
 from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
-from hiscore.decoding.page_needs import capacities
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.pools.page_needs import capacities
+from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
-from hiscore.memory.plan import GIB
 from hiscore.models.support import context_limit
 from hiscore.parallel.shard import Shard
+from hiscore.server.plan import GIB
 from hiscore.settings import CacheSettings
 from tests.support.geometries import GEOMETRIES, architecture
 

@@ -21,8 +21,8 @@ from hiscore.decoding.memory.sizing import (
     plan_cache,
     staging_token_bytes,
 )
-from hiscore.decoding.page_needs import check_fits
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.pools.page_needs import check_fits
+from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.parallel.shard import Shard
 from hiscore.settings import CacheSettings, PrefixCaching, Selector

@@ -9,9 +9,9 @@ import pytest
 
 from hiscore.decoding.interface.worker import Worker
 from hiscore.decoding.worker.build import make_worker
-from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.rank import RankError
+from hiscore.server.server_resources import ServerResources
 from hiscore.settings import DecodeSettings
 from tests.support import decode_rank_work
 from tests.support.decode_client import serving

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.worker.parallel_worker import ParallelWorker
 from hiscore.decoding.worker.worker import CacheWorker

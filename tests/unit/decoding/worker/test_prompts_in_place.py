@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding import prompt_pages
 from hiscore.decoding.memory import sizing
+from hiscore.decoding.pools import prompt_pages
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decoding import CONTEXT, build, checkpoint, prompt
 from tests.support.late_copies import LateCopies

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from hiscore.decoding.batch import uniform
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.scheduling.batch import uniform
 from hiscore.decoding.worker.sampler import finite, greedy, sample, sample_batch
 
 GRID = torch.arange(1 << 14, dtype=torch.float64) / (1 << 14)

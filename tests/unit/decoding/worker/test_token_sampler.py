@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.decoding.batch import make_sampling_batch
 from hiscore.decoding.interface.logprobs import LEAST, unpack
 from hiscore.decoding.interface.sampling_batch import Masks, SamplingBatch
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import StopChecker
+from hiscore.decoding.scheduling.batch import make_sampling_batch
 from hiscore.decoding.sequence import DecodeCall, Holdings, Sequence
-from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.token_sampler import Sampled, TokenSampler, apply_masks
 from hiscore.errors import RequestError
 from tests.support.limited_memory import LimitedMemory

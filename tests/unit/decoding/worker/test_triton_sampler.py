@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
-from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.worker.sampler import finite, sample_batch
 from hiscore.decoding.worker.sampling_options import padded_options
 from hiscore.decoding.worker.step_runner import COUNTERS, feed, new_input_ids

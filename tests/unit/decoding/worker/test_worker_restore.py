@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.decoding import prompt_pages
+from hiscore.decoding.pools import prompt_pages
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_client import serving

@@ -16,7 +16,7 @@ from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.requests.options import ScoreOptions
 from tests.support import quantised, tiny_dsa, tiny_models
 from tests.support.comparison import check, truth_of
 from tests.support.quantised import SCHEMES

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hiscore.decoding.stats import EngineStats
+from hiscore.decoding.engine.stats import EngineStats
 from perf.decoding import steady as module
 from perf.decoding.steady import Sample, steady, watched
 

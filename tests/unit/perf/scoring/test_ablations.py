@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.scoring.ablation_groups import CPU, Arm, Group, groups
 from perf.scoring.ablations import check

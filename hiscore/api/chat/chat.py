@@ -1,0 +1,162 @@
+"""``/v1/chat/completions``: the next message of a conversation, in OpenAI's body."""
+
+import time
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from hiscore.api.chat.answer import ChatAnswer, ChatCompletion, ChatStream
+from hiscore.api.chat.generation import Generations, Generator
+from hiscore.api.chat.messages import ChatMessage, Tool, as_template_knows
+from hiscore.api.chat.sampling import GeneratedTokens, GenerationRequest
+from hiscore.api.chat.tools import ToolChoice, ToolUse, tool_use
+from hiscore.api.http.encoding import off_loop
+from hiscore.api.http.errors import bad_request
+from hiscore.api.http.events import EventStream, started
+from hiscore.api.wire import SOME, Ignored
+from hiscore.prompts.cannot_encode import CannotEncode
+from hiscore.prompts.chat import PromptError
+from hiscore.prompts.conversation import ChatPrompt, Conversations
+from hiscore.prompts.token_limits import TooMuchText
+
+ROUTE = "/v1/chat/completions"
+NOT_FOR_TEMPLATES = {"messages", "tools", "template", "self"}
+
+
+class Thinking(msgspec.Struct):
+    """The switch of reasoning in Anthropic's words, which LiteLLM and GLM have, too."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Ignored = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """A conversation."""
+
+    messages: Annotated[list[ChatMessage], SOME]
+    max_completion_tokens: GeneratedTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking: Thinking | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: Literal[True] | None = None
+    include_reasoning: Literal[True] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    add_special_tokens: Literal[False] | None = None
+    echo: Literal[False] | None = None
+    verbosity: Literal["medium"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    prediction: Ignored = None
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Ignored = None
+
+
+class Chat:
+    """Serves the route.
+
+    Args:
+        conversations: Makes the prompts; None: the checkpoint has no chat template, and every request is refused.
+    """
+
+    def __init__(self, generator: Generator, conversations: Conversations | None) -> None:
+        self._generator, self._conversations = generator, conversations
+
+    async def handle(self, request: ChatRequest, request_id: str) -> ChatCompletion | EventStream:
+        """Answer a request."""
+        model = self._generator.names.check(request.model)
+        if self._conversations is None or self._generator.logprobs is None:
+            raise bad_request("this model has no chat template: use /v1/completions", "messages")
+        times = self._generator.metrics.token_times(ROUTE)
+        try:
+            use = tool_use(
+                request.tools,
+                request.tool_choice,
+                request.parallel_tool_calls is not False,
+                self._conversations,
+            )
+            prompt = await _prompt(self._conversations, request, use)
+        except RecursionError:
+            raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
+        parameters = self._parameters(request, use, self._conversations)
+        generations = Generations(
+            self._generator.models, [prompt.ids], request.choices, parameters, request_id, times
+        )
+        tells_reasoning = self._conversations.reasons and request.separate_reasoning is not False
+        answers = [
+            ChatAnswer(
+                index,
+                prompt.reasoning if tells_reasoning and use.schema is None else None,
+                use.format,
+                request.parallel_tool_calls is not False,
+                self._generator.logprobs if request.logprobs else None,
+            )
+            for index in range(request.choices)
+        ]
+        identity: dict[str, Any] = {
+            "id": f"chatcmpl-{request_id}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        if request.stream:
+            return await started(ChatStream(identity, request).events(generations, answers))
+        async with aclosing(generations.chunks()) as chunks:
+            async for index, chunk in chunks:
+                answers[index].add(chunk)
+        return ChatCompletion(
+            **identity, choices=[answer.choice for answer in answers], usage=generations.usage
+        )
+
+    def _parameters(self, request: ChatRequest, use: ToolUse, conversations: Conversations) -> dict[str, Any]:
+        parameters = self._generator.sampling.parameters(request)
+        if request.max_completion_tokens is not None:
+            parameters["max_tokens"] = request.max_completion_tokens
+        if request.top_logprobs and not request.logprobs:
+            raise bad_request("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+        if request.logprobs:
+            parameters["logprobs"] = request.top_logprobs or 0
+        if use.schema is not None:
+            if "json_schema" in parameters:
+                raise bad_request(
+                    "'tool_choice' asks for a call, and 'response_format' for text", "tool_choice"
+                )
+            parameters["json_schema"] = use.schema
+        if use.format and use.format.special:
+            parameters["skip_special_tokens"] = False
+        if conversations.end_ids and not request.ignore_eos:
+            parameters["stop_token_ids"] = str([*(request.stop_token_ids or []), *conversations.end_ids])
+        return parameters
+
+
+async def _prompt(conversations: Conversations, request: ChatRequest, use: ToolUse) -> ChatPrompt:
+    variables = dict(request.chat_template_kwargs or {})
+    if wrong := NOT_FOR_TEMPLATES & variables.keys():
+        raise bad_request(f"'chat_template_kwargs' must not set '{min(wrong)}'", "chat_template_kwargs")
+    if request.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
+        if request.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
+    if request.thinking is not None and request.thinking.type != "adaptive":
+        # Templates call it one or the other.
+        for name in ("enable_thinking", "thinking"):
+            variables.setdefault(name, request.thinking.type == "enabled")
+    messages = as_template_knows(request.messages, conversations.knows_developers)
+    # Templates may write all of it, not contents alone.
+    size = len(msgspec.json.encode((messages, use.tools, variables)))
+
+    def make() -> ChatPrompt:
+        return conversations.prompt(messages, use.tools, **variables)
+
+    try:
+        return await off_loop(make, size)
+    except CannotEncode as error:
+        raise bad_request(f"a message cannot be encoded: {error}", "messages") from None
+    except (PromptError, TooMuchText) as error:
+        raise bad_request(str(error), "messages") from None

@@ -1,0 +1,173 @@
+"""Messages and tools of a chat request, from OpenAI's shapes to those that templates know."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from hiscore.api.http.errors import bad_request
+from hiscore.api.wire import Ignored
+
+# The last two are those of OpenAI's responses; vLLM takes them here, too.
+TEXTS = ("text", "input_text", "output_text")
+SERVED = (*TEXTS, "refusal")
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message; text alone is served, and what the assistant refused."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def content(self) -> str | None:
+        """Its text; None: it is something else."""
+        return self.refusal if self.type == "refusal" else self.text if self.type in TEXTS else None
+
+
+class FunctionCall(msgspec.Struct):
+    """A call that the model has made: arguments in JSON, as a text or as they are."""
+
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class Call(msgspec.Struct):
+    """A call with the id by which its result refers to it."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: Ignored = None
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[str | ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    function_call: FunctionCall | None = None
+    audio: None = None
+    annotations: Ignored = None
+    cache_control: Ignored = None
+
+
+class Function(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """The description of a tool."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+    cache_control: Ignored = None
+
+
+class FunctionName(msgspec.Struct):
+    """Names a function."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    """A function of a request's tools."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct):
+    """The tools of a request that may be called, or of which one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class ChosenTools(msgspec.Struct):
+    """The function that must be called, or those that may be."""
+
+    type: Literal["function", "allowed_tools"] = "function"
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+def as_template_knows(messages: Sequence[ChatMessage], knows_developers: bool) -> list[dict[str, Any]]:
+    """Messages as chat templates read them.
+
+    Args:
+        knows_developers: Whether the template knows the role; otherwise it is the system's, which it has replaced.
+
+    Raises:
+        ApiError: A part of a message is no text, or the arguments of a call are no JSON object.
+    """
+    if not messages:
+        raise bad_request("'messages' is empty: at least one is needed", "messages")
+    return [
+        _message(message, f"messages[{index}]", knows_developers) for index, message in enumerate(messages)
+    ]
+
+
+def _message(message: ChatMessage, field: str, knows_developers: bool) -> dict[str, Any]:
+    # What OpenAI called its first tools, of which a message has at most one call.
+    role = "tool" if message.role == "function" else message.role
+    calls = message.tool_calls or ([Call(message.function_call)] if message.function_call else [])
+    if role == "developer" and not knows_developers:
+        role = "system"
+    made: dict[str, Any] = {"role": role}
+    if message.content is None and message.role != "assistant":
+        raise bad_request(f"'{field}.content' is needed", f"{field}.content")
+    made["content"] = _text(message.content, field) or (message.refusal or "")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            made[name] = value
+    if message.reasoning is not None:
+        made.setdefault("reasoning_content", message.reasoning)
+    if calls:
+        made["tool_calls"] = [
+            {
+                "type": "function",
+                **({"id": call.id} if call.id is not None else {}),
+                "function": {"name": call.function.name, "arguments": _arguments(call, field)},
+            }
+            for call in calls
+        ]
+    return made
+
+
+def _text(content: str | list[str | ContentPart] | None, field: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        text = part if isinstance(part, str) else part.content
+        if text is None:
+            assert isinstance(part, ContentPart)
+            wrong = f"content of type '{part.type[:64]}'"
+            why = f"{wrong} has no text" if part.type in SERVED else f"{wrong} is not served: text alone is"
+            raise bad_request(why, f"{field}.content")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _arguments(call: Call, field: str) -> dict[str, Any]:
+    if isinstance(call.function.arguments, dict):
+        return call.function.arguments
+    try:
+        return msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise bad_request(
+            f"the arguments of '{call.function.name[:64]}' are no JSON object", f"{field}.tool_calls"
+        ) from None

@@ -1,0 +1,72 @@
+"""``structured_outputs`` of vLLM: the schema, expression, grammar or choices that an answer must follow."""
+
+import json
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from hiscore.api.http.errors import bad_request
+from hiscore.api.wire import SOME
+
+MAX_GRAMMAR = 2**16
+"""Characters, as `decode` checks them, too."""
+Grammar: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR)]
+FIELD = "structured_outputs"
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Exactly one of the first five."""
+
+    json: dict[str, Any] | Grammar | None = None
+    regex: Grammar | None = None
+    choice: Annotated[list[Annotated[str, Meta(min_length=1)]], SOME] | None = None
+    grammar: Grammar | None = None
+    json_object: Literal[True] | None = None
+    disable_any_whitespace: Literal[False] | None = None
+    disable_additional_properties: Literal[False] | None = None
+
+
+def confinement(wanted: StructuredOutputs) -> dict[str, str]:
+    """The parameter of `decode`, by its name.
+
+    Raises:
+        ApiError: There is not exactly one, or the choices are too many.
+    """
+    given = {
+        name: value
+        for name in ("json", "regex", "choice", "grammar", "json_object")
+        if (value := getattr(wanted, name)) is not None
+    }
+    if len(given) != 1:
+        raise bad_request(f"'{FIELD}' needs exactly one of its fields, not {len(given)}", FIELD)
+    match given:
+        case {"regex": regex}:
+            return {"regex": regex}
+        case {"grammar": grammar}:
+            return {"ebnf": grammar}
+        case {"choice": choice}:
+            return {"regex": _any_of(choice)}
+        case {"json": str(schema)}:
+            return {"json_schema": schema}
+        case {"json": schema}:
+            return {"json_schema": json.dumps(schema)}
+    return {"json_schema": json.dumps({"type": "object"})}
+
+
+def _any_of(choices: list[str]) -> str:
+    """A regular expression of these texts and no others."""
+    if not choices:
+        raise bad_request(f"'{FIELD}.choice' is empty: at least one is needed", f"{FIELD}.choice")
+    found = "|".join("".join(map(_literal, each)) for each in choices)
+    if len(found) > MAX_GRAMMAR:
+        raise bad_request(
+            f"'{FIELD}.choice' makes an expression of {len(found)} characters: at most {MAX_GRAMMAR}",
+            f"{FIELD}.choice",
+        )
+    return found
+
+
+def _literal(character: str) -> str:
+    plain = character.isascii() and character.isalnum()
+    return character if plain else f"\\x{{{ord(character):x}}}"

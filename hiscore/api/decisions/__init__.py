@@ -1,0 +1,1 @@
+"""Decisions: the probabilities of the options of many questions about one state."""

@@ -1,0 +1,1 @@
+"""HTTP itself: bodies, errors, keys, events, metrics and traces, whatever the route."""

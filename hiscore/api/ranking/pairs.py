@@ -1,0 +1,87 @@
+"""``/score`` and ``/v1/score`` in vLLM's body: how well each text of a pair fits the other."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from hiscore.api.http.errors import bad_request
+from hiscore.api.ranking.relevance import Ranker, check_documents
+from hiscore.api.wire import SOME, ModelNames, Request, Usage, exactly_one, usage
+from hiscore.prompts.truncation import Truncation
+
+# The names that versions of vLLM have given to the two sides.
+FIRST = ("queries", "text_1", "data_1")
+SECOND = ("documents", "text_2", "data_2", "items")
+
+
+class PairRequest(Request):
+    """One text against many, or as many against as many; `instruction` is ours, and vLLM's."""
+
+    queries: str | list[str] | None = None
+    text_1: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    documents: str | Annotated[list[str], SOME] | None = None
+    text_2: str | Annotated[list[str], SOME] | None = None
+    data_2: str | Annotated[list[str], SOME] | None = None
+    items: str | Annotated[list[str], SOME] | None = None
+    instruction: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    use_activation: Literal[True] | None = None
+
+
+class PairScore(msgspec.Struct, tag_field="object", tag="score", omit_defaults=True):
+    """The score of one pair."""
+
+    index: int
+    score: float
+    truncated: bool = False
+
+
+class PairResponse(msgspec.Struct, kw_only=True):
+    """The scores, in the order of the pairs."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: Usage
+
+
+async def score_pairs(
+    request: PairRequest, request_id: str, *, ranker: Ranker, names: ModelNames
+) -> PairResponse:
+    """Score the pairs of a request."""
+    model = names.check(request.model)
+    _, first = exactly_one({name: getattr(request, name) for name in FIRST})
+    param, second = exactly_one({name: getattr(request, name) for name in SECOND})
+    documents = [second] if isinstance(second, str) else second
+    check_documents(documents, param)
+    queries = _spread(first, len(documents))
+    truncation = Truncation(
+        prompt=ranker.context_length
+        if request.truncate_prompt_tokens == -1
+        else request.truncate_prompt_tokens
+    )
+    ranking = await ranker.rank(queries, documents, request_id, request.instruction, truncation)
+    return PairResponse(
+        id=request_id,
+        created=int(time.time()),
+        model=model,
+        data=[
+            PairScore(index, score, ranking.cut[index]) for index, score in enumerate(ranking.probabilities)
+        ],
+        usage=usage(ranking.prompt_tokens, ranking.cached_tokens),
+    )
+
+
+def _spread(first: str | list[str], count: int) -> Sequence[str]:
+    texts = [first] if isinstance(first, str) else first
+    if len(texts) not in (1, count):
+        raise bad_request(
+            f"{len(texts)} texts cannot be paired with {count}: send one, or as many", "queries"
+        )
+    return texts * count if len(texts) == 1 else texts

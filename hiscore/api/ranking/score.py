@@ -1,0 +1,108 @@
+"""``/v1/score`` in SGLang's body: probabilities of label tokens after a query and each of its items."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from msgspec import Meta
+
+from hiscore.api.http.errors import bad_request
+from hiscore.api.models import Models, rows
+from hiscore.api.wire import Count, ModelNames, Request, TokenId, Usage, usage
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText
+
+
+class ScoreBody(Request):
+    """SGLang's ``ScoringRequest``; `labels`, `temperature`, `label_counts` and `raw_logits` are ours."""
+
+    query: str | list[TokenId]
+    items: str | list[str | list[TokenId]]
+    label_token_ids: list[TokenId] | None = None
+    labels: list[str] | None = None
+    apply_softmax: bool = False
+    item_first: bool = False
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    label_counts: list[Count] | None = None
+    raw_logits: bool = False
+    return_pooled_hidden_states: Literal[False] = False
+
+
+class ScoreResponse(msgspec.Struct, kw_only=True):
+    """SGLang's ``ScoringResponse``: a row of scores for each item."""
+
+    scores: list[list[float]]
+    model: str
+    usage: Usage
+    object: str = "scoring"
+
+
+async def score(
+    request: ScoreBody,
+    request_id: str,
+    *,
+    models: Models,
+    names: ModelNames,
+    limits: TokenLimits,
+    max_labels: int,
+) -> ScoreResponse:
+    """Score the items of a request. Too many token ids are refused before they are laid out for the models."""
+    model = names.check(request.model)
+    items = [request.items] if isinstance(request.items, str) else request.items
+    _check_labels(request, len(items), max_labels)
+    options: dict[str, Any] = {
+        "apply_softmax": request.apply_softmax,
+        "temperature": request.temperature,
+        "label_counts": request.label_counts,
+        "raw_logits": request.raw_logits,
+    }
+    if isinstance(request.query, str):
+        result = await models.score_text(
+            request.query,
+            _texts(items),
+            labels=request.labels,
+            label_token_ids=request.label_token_ids,
+            item_first=request.item_first,
+            request_id=request_id,
+            **options,
+        )
+    else:
+        if request.labels is not None:
+            raise bad_request("'labels' needs a query in text: give 'label_token_ids'", "labels")
+        query, item_ids = request.query, _ids(items)
+        try:
+            limits.check_ids(len(query), list(map(len, item_ids)), shared=not request.item_first)
+        except TooMuchText as error:
+            raise bad_request(str(error), "items") from None
+        if request.item_first:
+            query, item_ids = [], [[*item, *query] for item in item_ids]
+        result = await models.score_ids(
+            query, item_ids, request.label_token_ids or (), request_id=request_id, **options
+        )
+    return ScoreResponse(
+        scores=rows(result.scores),
+        model=model,
+        usage=usage(result.usage.prompt_tokens, result.usage.cached_tokens),
+    )
+
+
+def _check_labels(request: ScoreBody, items: int, max_labels: int) -> None:
+    labels, most = len(request.label_token_ids or ()), max_labels
+    whose = "in one call"
+    if request.label_counts is not None:
+        most, whose = max_labels * items, f"for {items} items"
+    if labels > most:
+        raise bad_request(
+            f"'label_token_ids' holds {labels} labels: at most {most} {whose} (MAX_LABELS)", "label_token_ids"
+        )
+
+
+def _texts(items: Sequence[Any]) -> list[str]:
+    if not all(isinstance(item, str) for item in items):
+        raise bad_request("'items' must be text, since 'query' is: text and token ids do not mix", "items")
+    return cast("list[str]", items)
+
+
+def _ids(items: Sequence[Any]) -> list[list[int]]:
+    if not all(isinstance(item, list) for item in items):
+        raise bad_request("'items' must be lists of token ids, since 'query' is one", "items")
+    return cast("list[list[int]]", items)

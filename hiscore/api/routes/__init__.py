@@ -1,1 +1,0 @@
-"""The routes, a file per family of wire formats."""

@@ -1,0 +1,1 @@
+"""Dynamic batching: which requests are computed together, when a batch is launched, who gets which answer."""

@@ -1,0 +1,154 @@
+"""The requests that wait: which are admitted, which are dropped, and which come into the next batch.
+
+Knows no thread: its owner makes all calls under one lock.
+"""
+
+import heapq
+import math
+import time
+from collections.abc import Collection
+from itertools import count, islice
+from typing import Generic
+
+from hiscore.batching.batched_model import BatchedModel, BatchLimits, Job, QueuedRequest
+from hiscore.batching.request_order import RequestOrder, drop_stale
+from hiscore.batching.totals import Totals
+from hiscore.errors import Code, RequestError
+from hiscore.server.load_board import Board
+
+# Before a batch is formed, up to MAX_POLLED of the requests that have waited for POLL_AFTER_S are checked for
+# cancellation.
+POLL_AFTER_S = 0.1
+MAX_POLLED = 16
+
+Dropped = list[tuple[QueuedRequest[Job], RequestError]]
+
+
+class WaitingRequests(Generic[Job]):
+    """Requests with parts to launch, those already started included."""
+
+    def __init__(self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals, board: Board) -> None:
+        self._model, self._limits, self._totals, self._board = model, limits, totals, board
+        self._order: RequestOrder[QueuedRequest[Job]] = RequestOrder(limits.max_batch_cost, model.between)
+        self._deadlines: list[tuple[float, int, QueuedRequest[Job]]] = []  # a heap
+        self._numbers = count()
+        self._not_started = 0
+        self._total_cost = 0
+        self.alone = 0
+        """The cost of a job that runs without having waited."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def admit(self, request: QueuedRequest[Job], size: int, at_once: bool, busy: bool) -> bool:
+        """Queue a request, unless there is no room in any instance of the model.
+
+        Args:
+            request: Its cost is set.
+            size: What it is expected to cost in a batch.
+            at_once: It would be launched at once, so it needs no place in the queue.
+            busy: Something is being computed.
+        """
+        room = max(self._limits.max_queue - self._not_started, at_once)
+        others = self._total_cost + self.alone
+        full = room <= 0 or (others and others + request.cost > self._limits.max_total_cost)
+        if full and not self._board.others_have_room():
+            return False
+        self._not_started += 1
+        self._total_cost += request.cost
+        self._order.add(request, size, contended=busy or len(self._order) > 0)
+        # Behind one that waits, those with later deadlines stay when they have started.
+        drop_stale(self._deadlines, lambda entry: self._has_to_start(entry[2]), self._not_started)
+        heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
+        self.publish_load()
+        return True
+
+    def answered(self, request: QueuedRequest[Job]) -> None:
+        """Free the room of an admitted request, and drop its parts that still wait."""
+        self._total_cost -= request.cost
+        self._order.remove(request)
+        self.publish_load()
+
+    def publish_load(self) -> None:
+        """Tell the other instances the cost of all that waits or is being computed."""
+        limits = self._limits
+        full = self._not_started >= limits.max_queue or self._total_cost >= limits.max_total_cost
+        self._board.publish(math.inf if full else self._total_cost + self.alone)
+
+    def expects_small(self) -> bool:
+        """Tell whether a batch is better formed as late as possible: see `RequestOrder.expects_small`."""
+        return self._order.expects_small()
+
+    def worth_polling(self) -> list[QueuedRequest[Job]]:
+        """Choose the requests among the oldest whose callers are worth asking whether they have gone."""
+        # Each check is a round trip to the server: not for requests that are launched as they come.
+        since = time.monotonic() - POLL_AFTER_S
+        return [request for request in islice(self._order, MAX_POLLED) if request.since < since]
+
+    def next_batch(
+        self, cancelled: Collection[QueuedRequest[Job]], between: bool = False
+    ) -> tuple[list[tuple[QueuedRequest[Job], Job]], int, Dropped[Job]]:
+        """Take the next batch: requests and the part of each, its cost; and those that are late or cancelled.
+
+        Between two slices of another batch, the next slice may have its turn instead: then no request is taken.
+        """
+        now = time.monotonic()
+        dropped: Dropped[Job] = []
+        for request in cancelled:
+            self._drop(request, "cancelled", RequestError("the call was cancelled", Code.CANCELLED), dropped)
+        while self._deadlines and (
+            self._deadlines[0][0] < now or not self._has_to_start(self._deadlines[0][2])
+        ):
+            request = heapq.heappop(self._deadlines)[2]
+            if self._has_to_start(request):
+                late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
+                self._drop(request, "late", late, dropped)
+        batch = _Batch(self._model)
+        if between:
+            self._order.fill_between(batch)
+        else:
+            self._order.fill(batch)
+        for request in batch.started:
+            self._not_started -= 1
+            self._totals.queue_wait.observe(now - request.since)
+        self.publish_load()
+        return batch.parts, batch.cost, dropped
+
+    def _has_to_start(self, request: QueuedRequest[Job]) -> bool:
+        return not request.launched and request in self._order
+
+    def _drop(
+        self, request: QueuedRequest[Job], reason: str, error: RequestError, dropped: Dropped[Job]
+    ) -> None:
+        if request in self._order:
+            self._order.remove(request)
+            self._not_started -= not request.launched
+            self._totals.rejects[reason] += 1
+            dropped.append((request, error))
+
+
+class _Batch(Generic[Job]):
+    """`OpenBatch` of requests: notes what was taken of each."""
+
+    def __init__(self, model: BatchedModel[Job]) -> None:
+        self._plan = model.plan()
+        self.parts: list[tuple[QueuedRequest[Job], Job]] = []
+        self.started: list[QueuedRequest[Job]] = []
+        self.cost = 0
+
+    def price(self, request: QueuedRequest[Job]) -> int:
+        return self._plan.price(request.job, request.done or 0)
+
+    def take(
+        self, request: QueuedRequest[Job], room: int, at_least_one: bool = False
+    ) -> tuple[int, int] | None:
+        part = self._plan.take(request.job, request.done or 0, room, at_least_one)
+        if part is None:
+            return None
+        if not request.launched:
+            self.started.append(request)
+        request.launched += 1
+        self.cost += part.cost
+        request.done = part.done
+        self.parts.append((request, part.job))
+        return part.cost, 0 if part.done is None else max(1, part.left)

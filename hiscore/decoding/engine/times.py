@@ -1,0 +1,60 @@
+"""Times that callers of decode wait: for a place, for the first token, for each further one, and in all."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hiscore.decoding.sequence import Output, Sequence
+from hiscore.errors import RequestError
+from hiscore.histogram import OF_CALLS, TOKEN_SECONDS, Histogram
+
+# Attribute of `Times` -> (metric, help).
+HISTOGRAMS = OF_CALLS | {
+    "first_token": ("hiscore_decode_first_token_seconds", "Seconds from a call's arrival to its first token"),
+    "between_tokens": (
+        "hiscore_decode_between_tokens_seconds",
+        "Seconds from a sequence's token to its next",
+    ),
+}
+
+
+def _of_tokens() -> Histogram:
+    return Histogram(TOKEN_SECONDS)
+
+
+@dataclass
+class Times:
+    """Histograms in seconds: written by the engine's thread, read by any.
+
+    Attributes:
+        queue_wait: From a call's arrival to its first prefill.
+        first_token: From its arrival to its first token.
+        between_tokens: From each token of a sequence to its next.
+        call: From its arrival to its last token; calls that fail or are cancelled are left out.
+    """
+
+    queue_wait: Histogram = field(default_factory=Histogram)
+    first_token: Histogram = field(default_factory=Histogram)
+    between_tokens: Histogram = field(default_factory=_of_tokens)
+    call: Histogram = field(default_factory=Histogram)
+
+    def leave_queue(self, sequences: Iterable[Sequence]) -> None:
+        """Sequences are in a prefill, perhaps for the first time."""
+        for sequence in sequences:
+            if not sequence.has_left_queue:
+                sequence.has_left_queue = True
+                self.queue_wait.observe(time.monotonic() - sequence.call.arrived)
+
+    def token(self, sequence: Sequence) -> None:
+        """A sequence got a token."""
+        now = time.monotonic()
+        if sequence.last_token_at:
+            self.between_tokens.observe(now - sequence.last_token_at)
+        else:
+            self.first_token.observe(now - sequence.call.arrived)
+        sequence.last_token_at = now
+
+    def end(self, sequence: Sequence, last: Output | RequestError) -> None:
+        """A sequence had its last output."""
+        if isinstance(last, Output) and last.finish_reason != "cancelled":
+            self.call.observe(time.monotonic() - sequence.call.arrived)

@@ -1,0 +1,1 @@
+"""What a caller of `decode` asks for: sampling parameters, grammars, stop strings."""

@@ -1,0 +1,144 @@
+"""Structured output: grammars of requests, and which tokens they allow next.
+
+llguidance computes the masks. It parses as the text grows, so nothing is prepared for a whole vocabulary, and its
+limits bound what a request can cost, which matters where anyone may send a grammar.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from hiscore.arrays import Int32
+from hiscore.decoding.requests.sampling_params import GRAMMARS, SamplingParams
+from hiscore.errors import RequestError
+from hiscore.tokenization.panics import panics_raised
+
+if TYPE_CHECKING:  # imported with the first grammar: most servers never see one
+    from llguidance import LLMatcher, LLTokenizer
+
+log = logging.getLogger(__name__)
+
+# The library's own limits on items, states and sizes. Fuel is counted work, so that every machine refuses the same
+# input: about 20 ms to build a lexer, and 15 ms for a mask.
+LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
+# Where llguidance says what is wrong with a regular expression, some lines after that something is.
+REASON = "error: "
+MAX_MESSAGE = 200
+
+
+class Grammar:
+    """The tokens that one sequence may go on with. Called by one thread at a time."""
+
+    def __init__(self, matcher: "LLMatcher", words: int, name: str) -> None:
+        """Take a matcher.
+
+        Args:
+            matcher: The library's, at the beginning of its text.
+            words: int32 numbers in a mask, which has a bit for each token.
+            name: The request's parameter that holds the grammar, for error messages.
+
+        Raises:
+            RequestError: The grammar is malformed or too complex.
+        """
+        self._matcher, self._words, self._name = matcher, words, name
+        self._check()
+
+    @panics_raised()
+    def mask(self) -> Int32:
+        """Tokens that may follow: a bit for each token of the vocabulary, in int32 [words].
+
+        Raises:
+            RequestError: The grammar is too complex here.
+        """
+        bits = np.zeros(self._words, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._check()
+        return bits
+
+    @panics_raised()
+    def advance(self, token: int) -> Int32:
+        """Go on with a token that the mask allows; returns the next mask."""
+        self._matcher.consume_token(token)
+        self._check()
+        return self.mask()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RequestError(f"parameter '{self._name}': {_shortened(self._matcher.get_error())}")
+
+
+class GrammarCompiler:
+    """Compiles the grammars of requests. Thread-safe.
+
+    Args:
+        backend: The fast tokenizer.
+        vocab_size: Logits of a row.
+        eos_ids: Tokens that end a sequence.
+        limits: On what a request may cost: of llguidance's `LLParserLimits`.
+    """
+
+    def __init__(
+        self, backend: Tokenizer, vocab_size: int, eos_ids: Set[int], limits: Mapping[str, Any] = LIMITS
+    ) -> None:
+        self._backend, self._eos_ids, self._limits = backend, sorted(eos_ids), limits
+        # The tokenizer may know more tokens than the checkpoint has logits.
+        self._vocab_size = max(vocab_size, backend.get_vocab_size(with_added_tokens=True))
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+
+    @panics_raised()
+    def compile(self, params: SamplingParams) -> Grammar | None:
+        """The grammar of a request; None if it has none.
+
+        Raises:
+            RequestError: It is malformed, uses what is not supported, or is too complex.
+        """
+        name = next((name for name in GRAMMARS if getattr(params, name)), None)
+        if name is None:
+            return None
+        if not self._eos_ids:
+            raise RequestError(
+                f"parameter '{name}' needs an end: this checkpoint names no end-of-sequence token"
+            )
+        from llguidance import LLMatcher, LLParserLimits, grammar_from
+
+        tokenizer = self._prepare()
+        try:
+            source = grammar_from(name, getattr(params, name))  # type: ignore[arg-type]
+        except ValueError as error:
+            raise RequestError(f"parameter '{name}': {_shortened(str(error))}") from None
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**self._limits))
+        return Grammar(matcher, -(-self._vocab_size // 32), name)
+
+    def _prepare(self) -> "LLTokenizer":
+        """Made for the first request that has a grammar: it takes a second and some memory."""
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._tokenizer is None:
+                try:
+                    self._tokenizer = LLTokenizer(
+                        self._backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_ids
+                    )
+                except ValueError as error:
+                    log.warning("no structured output with this tokenizer: %s", _shortened(str(error)))
+                    raise RequestError(
+                        "this checkpoint's tokenizer does not allow structured output"
+                    ) from None
+            return self._tokenizer
+
+
+def _shortened(message: str) -> str:
+    """The first line of a message and its reason, up to a limit; that a limit was met, if the library met it."""
+    line, *others = message.strip().splitlines() or ["not a valid grammar"]
+    if line.startswith("panic"):
+        return "too large or too complex"
+    why = next((f" {each.removeprefix(REASON)}" for each in others if each.startswith(REASON)), "")[
+        :MAX_MESSAGE
+    ]
+    room = MAX_MESSAGE - len(why)
+    return (line if len(line) <= room else line[:room] + "...") + why

@@ -1,0 +1,158 @@
+"""When a sequence ends, and which of its text may be sent before that is known.
+
+Stop strings are found by an Aho-Corasick automaton, one step per character. So they are found across tokens,
+and the first one completed ends the sequence. The automaton's depth is the length of the text that may yet
+turn out to begin a stop string: that much is held back.
+"""
+
+from collections import deque
+from collections.abc import Sequence, Set
+from typing import Literal, NamedTuple, Protocol
+
+from hiscore.decoding.requests.sampling_params import SamplingParams
+
+FinishReason = Literal["", "stop", "length"]
+
+
+class Detokenizer(Protocol):
+    """Tokens to text, piece by piece: `hiscore.tokenization.detokenizer.IncrementalDetokenizer`."""
+
+    def push(self, token: int) -> str: ...
+    def flush(self) -> str: ...
+
+
+class NewText(NamedTuple):
+    """Add one more token. Returns text that may be sent, and why the sequence ended ("" if it goes on)."""
+
+    text: str
+    finish_reason: FinishReason
+
+
+class StopStrings:
+    """Passes text through up to the first stop string, and holds back what may begin one.
+
+    Args:
+        stops: The strings.
+        include: The one found is sent too.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        self.matched = ""
+        """The stop string found."""
+        self._include = include
+        self._next: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._match = [0]  # length of the longest stop string that ends in a state
+        for stop in stops:
+            self._add(stop)
+        self._link()
+        self._state = 0
+        self._held = ""
+
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
+        """The text that may be sent now, and whether a stop string was found: it and what follows are dropped.
+
+        Args:
+            text: New text.
+            may_stop: False: a stop string that ends in it is text like any other.
+        """
+        self._held += text
+        state, first = self._state, len(self._held) - len(text)
+        for end, character in enumerate(text, first + 1):
+            while state and character not in self._next[state]:
+                state = self._fallback[state]
+            state = self._next[state].get(character, 0)
+            if may_stop and self._match[state]:
+                start = end - self._match[state]
+                self.matched = self._held[start:end]
+                return self._release(end if self._include else start), True
+        self._state = state
+        return self._release(len(self._held) - self._depth[state]), False
+
+    def flush(self) -> str:
+        """Text that was held back, since nothing follows that could complete a stop string."""
+        return self._release(len(self._held))
+
+    def _release(self, length: int) -> str:
+        text, self._held = self._held[:length], self._held[length:]
+        return text
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            if character not in self._next[state]:
+                self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(0)
+            state = self._next[state][character]
+        self._match[state] = len(stop)
+
+    def _link(self) -> None:
+        """Set each state's fallback: the longest proper suffix of its text that begins a stop string."""
+        self._fallback = [0] * len(self._next)
+        states = deque(self._next[0].values())
+        while states:
+            state = states.popleft()
+            self._match[state] = self._match[state] or self._match[self._fallback[state]]
+            for character, child in self._next[state].items():
+                link = self._fallback[state]
+                while link and character not in self._next[link]:
+                    link = self._fallback[link]
+                self._fallback[child] = self._next[link].get(character, 0)
+                states.append(child)
+
+
+class StopChecker:
+    """Follows one sequence: turns its tokens into the text to send, and finds the reason to end.
+
+    Attributes:
+        end_ids: Tokens that end it.
+
+    Args:
+        params: The request's.
+        eos_ids: Tokens that end a sequence unless it ignores them.
+        detokenizer: None without a tokenizer: then all text is empty, and no stop string can match.
+    """
+
+    def __init__(
+        self, params: SamplingParams, eos_ids: Set[int], detokenizer: Detokenizer | None = None
+    ) -> None:
+        self.end_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_ids
+        self._tokens_left = params.max_tokens
+        self._free_tokens = params.min_tokens
+        self._stop_strings = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._detokenizer = detokenizer
+
+    def append(self, token: int) -> NewText:
+        """One more token; none may follow once a finish reason was given. A token that ends it adds no text."""
+        self._tokens_left -= 1
+        self._free_tokens -= 1
+        if token in self.end_ids:
+            return NewText(self._flush()[0], "stop")
+        text, stopped = (
+            self._stop_strings.push(self._detokenizer.push(token), self._free_tokens < 0)
+            if self._detokenizer
+            else ("", False)
+        )
+        if not stopped and not self._tokens_left:
+            rest, stopped = self._flush()
+            return NewText(text + rest, "stop" if stopped else "length")
+        return NewText(text, "stop" if stopped else "")
+
+    @property
+    def matched_stop(self) -> str:
+        """The stop string that ended it; empty if none did."""
+        return self._stop_strings.matched
+
+    def flush(self) -> str:
+        """The text still held back, if the sequence ends for another reason: a cancellation, an error."""
+        return self._flush()[0]
+
+    def _flush(self) -> tuple[str, bool]:
+        text, stopped = (
+            self._stop_strings.push(self._detokenizer.flush(), self._free_tokens < 0)
+            if self._detokenizer
+            else ("", False)
+        )
+        return (text, True) if stopped else (text + self._stop_strings.flush(), False)

@@ -1,0 +1,1 @@
+"""The device: copies, captured graphs, numerics, and what happens when it is lost."""

@@ -1,0 +1,178 @@
+"""Bring metrics up to date with what a model counts, once a second and on a thread of their own.
+
+Counting is cheap and exporting is not: calls never wait for a round trip to the server's process.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from hiscore.batching.totals import Totals
+from hiscore.edge.error_log import ErrorLog
+from hiscore.edge.metrics import Counters, Rejects
+from hiscore.errors import REASONS, Code
+from hiscore.histogram import OF_CALLS, Histogram
+
+log = logging.getLogger(__name__)
+
+EXPORT_EVERY_S = 1.0
+SECONDS = {
+    "hiscore_queue_seconds_total": "Seconds that calls waited until they were launched, each for itself",
+    "hiscore_launch_seconds_total": "Seconds spent on launching batches; on a CPU, on computing them",
+    "hiscore_device_seconds_total": "Seconds spent on waiting for launched batches",
+    "hiscore_answer_seconds_total": "Seconds spent on sending answers",
+}
+ERRORS = {"hiscore_errors_total": f"Calls answered with an error: {', '.join(code.value for code in Code)}"}
+EXPORTS = {"hiscore_exports_total": "Times that this instance's metrics were exported"}
+NO_MEMORY = {"hiscore_shared_memory_failures_total": "Answers for which /dev/shm had no room"}
+
+
+class Feed(Protocol):
+    """Something that a model counts, and its metrics."""
+
+    def update(self) -> None:
+        """Export what has increased."""
+
+
+class Increases:
+    """By how much values have risen since they were last asked for."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+
+    def of(self, name: str, value: float) -> float:
+        """The increase of a value."""
+        increase = value - self._seen.get(name, 0.0)
+        self._seen[name] = value
+        return increase
+
+
+class HistogramFeed:
+    """Exports a histogram as counters with a label ``le``, which Prometheus takes for a histogram.
+
+    The backend's own histograms take one value per round trip.
+    """
+
+    def __init__(self, name: str, text: str, labels: dict[str, str], histogram: Histogram) -> None:
+        self._name, self._histogram, self._new = name, histogram, Increases()
+        self._totals = Counters({f"{name}_sum": f"{text}: sum", f"{name}_count": f"{text}: number"}, labels)
+        self._buckets = {
+            le: Counters({f"{name}_bucket": f"{text}, up to le"}, labels | {"le": le})
+            for le in histogram.buckets()
+        }
+
+    def update(self) -> None:
+        name, new = self._name, self._new
+        buckets, total = self._histogram.buckets(), self._histogram.sum
+        for le, count in buckets.items():
+            self._buckets[le].add(**{f"{name}_bucket": new.of(le, count)})
+        self._totals.add(
+            **{f"{name}_sum": new.of("sum", total), f"{name}_count": new.of("count", buckets["+Inf"])}
+        )
+
+
+class CountsFeed:
+    """Adds up what batches count, and exports the sums.
+
+    Args:
+        counters: Counters by the names under which amounts are added.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters, self._lock = counters, threading.Lock()
+        self._new: Counter[str] = Counter()
+
+    def add(self, **amounts: int) -> None:
+        """Count, from any thread and without a round trip."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._new[name] += amount
+
+    def update(self) -> None:
+        with self._lock:
+            new, self._new = self._new, Counter()
+        self._counters.add(**new)
+
+
+class ErrorsFeed:
+    """Exports how many calls were answered with an error, by its code."""
+
+    def __init__(self, labels: dict[str, str], errors: ErrorLog) -> None:
+        self._errors, self._new = errors, Increases()
+        self._counters = {code: Counters(ERRORS, labels | {"reason": code.value}) for code in Code}
+        self._no_memory = Counters(NO_MEMORY, labels)
+
+    def update(self) -> None:
+        for code, counter in self._counters.items():
+            counter.add(hiscore_errors_total=self._new.of(code.value, self._errors.counts[code]))
+        failures = self._new.of("no memory", self._errors.no_shared_memory)
+        self._no_memory.add(hiscore_shared_memory_failures_total=failures)
+
+
+class TotalsFeed:
+    """Exports a batcher's totals."""
+
+    def __init__(self, labels: dict[str, str], totals: Totals) -> None:
+        self._totals, self._new = totals, Increases()
+        self._seconds, self._rejects = Counters(SECONDS, labels), Rejects(labels)
+
+    def update(self) -> None:
+        for part in ("queue", "launch", "device", "answer"):
+            increase = self._new.of(part, getattr(self._totals, f"{part}_seconds"))
+            self._seconds.add(**{f"hiscore_{part}_seconds_total": increase})
+        for reason in REASONS:
+            self._rejects.add(reason, self._new.of(reason, self._totals.rejects[reason]))
+
+
+def histogram_feeds(
+    metrics: Mapping[str, tuple[str, str]], labels: dict[str, str], source: object
+) -> list[HistogramFeed]:
+    """A feed for each histogram: attribute of `source` -> (metric, help)."""
+    return [
+        HistogramFeed(name, text, labels, getattr(source, field)) for field, (name, text) in metrics.items()
+    ]
+
+
+def queue_feeds(labels: dict[str, str], totals: Totals) -> list[Feed]:
+    """The feeds of a batcher."""
+    return [TotalsFeed(labels, totals), *histogram_feeds(OF_CALLS, labels, totals)]
+
+
+def batcher_feeds(labels: dict[str, str], totals: Totals, errors: ErrorLog) -> list[Feed]:
+    """The feeds of a model with a batcher."""
+    return [*queue_feeds(labels, totals), ErrorsFeed(labels, errors)]
+
+
+class Exporter:
+    """Updates feeds once a second, on a thread of its own.
+
+    Args:
+        feeds: What is exported.
+        labels: Of the counter of exports.
+    """
+
+    def __init__(self, feeds: Sequence[Feed], labels: dict[str, str]) -> None:
+        self._exports = CountsFeed(Counters(EXPORTS, labels))
+        # At the end of each export: whoever sees it twice sees all that was counted before.
+        self._feeds = [*feeds, self._exports]
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hiscore-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Export the rest, then end the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        closed = False
+        while not closed:
+            closed = self._closed.wait(EXPORT_EVERY_S)
+            self._exports.add(hiscore_exports_total=1)
+            for feed in self._feeds:
+                try:
+                    feed.update()
+                except Exception:
+                    log.exception("metrics could not be exported")

@@ -1,0 +1,203 @@
+"""The interface to Triton: reads requests, and answers each of them on its own response sender.
+
+An exception that leaves `execute` would fail every request of the batch and send its text, paths included, to all
+callers. So none does: a `RequestError` answers its own request; anything else is logged with its traceback and
+answered as an internal error without details.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from hiscore.arrays import Outputs
+from hiscore.batching.batched_model import QueuedRequest
+from hiscore.batching.batcher import Batcher
+from hiscore.batching.stages import TwoStages
+from hiscore.edge.error_log import ErrorLog
+from hiscore.errors import RequestError, to_request_error
+from hiscore.server.server_resources import Instance
+
+log = logging.getLogger(__name__)
+
+error_log = ErrorLog()
+
+
+@dataclass(frozen=True)
+class ReplyTo:
+    """The destination of a request's responses, and its id for the log."""
+
+    sender: Any
+    request_id: str
+
+    @classmethod
+    def of(cls, request: Any) -> "ReplyTo":
+        """The caller of a request."""
+        return cls(request.get_response_sender(), request_id(request))
+
+    def send(self, answer: Outputs | RequestError, last: bool = True, streamed: bool = False) -> bool:
+        """Send a response. Never raises.
+
+        Args:
+            answer: Tensors or an error.
+            last: No response follows.
+            streamed: Begin an error's message with its code, since Triton drops the code of streamed responses.
+
+        Returns:
+            Whether it was sent. If not, for example for lack of shared memory, an error was sent instead, as the
+            last response.
+        """
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        try:
+            response = _response(answer, self.request_id, streamed)
+            self.sender.send(response, flags=final if last else 0)
+            return True
+        except Exception as error:
+            error_log.unsent(error)
+            try:
+                response = _response(to_request_error(error), self.request_id, streamed)
+                self.sender.send(response, flags=final)
+            except Exception:
+                log.exception("a response could not be sent")
+            return False
+
+    def is_cancelled(self) -> bool:
+        """Ask whether the caller has gone: a round trip to the server."""
+        return bool(self.sender.is_cancelled())
+
+
+def serve(
+    requests: Sequence[Any],
+    read: Callable[[Any], Any],
+    batcher: Batcher[Any] | TwoStages[Any],
+    timeout_s: float,
+) -> list[Any] | None:
+    """Validate the requests of an `execute` and hand them to the batcher.
+
+    Args:
+        requests: Triton's requests.
+        read: Turns a request into a job, or raises `RequestError`. It must copy what it keeps: the shared memory
+            behind a tensor is gone after `execute`.
+        batcher: Runs the jobs.
+        timeout_s: The longest wait in the queue; a caller may ask for less.
+
+    Returns:
+        The value that `execute` returns: the response, if the only request was run on the spot.
+    """
+    now = time.monotonic()
+    queued: list[QueuedRequest[Any]] = []
+    for request in requests:
+        try:
+            job = read(request)
+            answer = batcher.run_alone(job) if len(requests) == 1 else None
+        except Exception as error:
+            # Kept in a variable, an error would keep the request alive by its traceback.
+            ReplyTo.of(request).send(to_request_error(error))
+            continue
+        if answer is not None:
+            try:
+                return [_response(answer, request_id(request))]
+            except Exception as error:
+                return [_response(to_request_error(error), request_id(request))]
+        queued.append(QueuedRequest(job, ReplyTo.of(request), _deadline(request, now, timeout_s)))
+    batcher.submit(queued)
+    batcher.board.wait_for_turn()
+    return None
+
+
+def _deadline(request: Any, now: float, timeout_s: float) -> float:
+    requested_us = request.timeout()
+    return now + (min(timeout_s, requested_us / 1e6) if requested_us else timeout_s)
+
+
+def _response(answer: Outputs | RequestError, request_id: str, streamed: bool = False) -> Any:
+    if isinstance(answer, RequestError):
+        error_log.write(request_id, answer)
+        code = getattr(pb_utils.TritonError, answer.code.value)
+        message = f"{answer.code.value}: {answer.message}" if streamed else answer.message
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.items()])
+
+
+def server_directory(args: dict[str, str]) -> Path:
+    """The directory that the launcher has made for this server, from the arguments of a model's ``initialize``."""
+    return Path(args["model_repository"]).resolve().parents[1]
+
+
+def instance_of(args: dict[str, str], on_cpu: int) -> Instance:
+    """Which of a model's instances this is.
+
+    Args:
+        args: What Triton gives a model's ``initialize``.
+        on_cpu: CPU_INSTANCES.
+    """
+    if args["model_instance_kind"] != "CPU":
+        return Instance(f"cuda:{args['model_instance_device_id']}")
+    # Triton calls them MODEL_GROUP_NUMBER.
+    return Instance("cpu", int(args["model_instance_name"].rpartition("_")[2]), on_cpu)
+
+
+def request_id(request: Any) -> str:
+    """The id that the caller gave; empty without one, or if it is not UTF-8, which Triton does not check."""
+    try:
+        return str(request.request_id())
+    except UnicodeDecodeError:
+        return ""
+
+
+def parameters(request: Any) -> str:
+    """The parameters as JSON, or an empty string.
+
+    Raises:
+        RequestError: One of them is not UTF-8, which Triton does not check over HTTP.
+    """
+    try:
+        return str(request.parameters())
+    except UnicodeDecodeError:
+        raise RequestError("the request's parameters are not valid UTF-8") from None
+
+
+def tensor(request: Any, name: str) -> npt.NDArray[Any] | None:
+    """An input as a view of shared memory, or None if it was not sent."""
+    triton_tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if triton_tensor is None:
+        return None
+    values: npt.NDArray[Any] = triton_tensor.as_numpy()
+    return values
+
+
+def required_tensor(request: Any, name: str) -> npt.NDArray[Any]:
+    """Return an input like `tensor`, or raise if it was not sent."""
+    values = tensor(request, name)
+    if values is None:
+        raise RequestError(f"'{name}' is missing")
+    return values
+
+
+def strings(values: npt.NDArray[Any], name: str) -> list[str]:
+    """Decode a BYTES tensor, object [n].
+
+    Raises:
+        RequestError: An element is not UTF-8.
+    """
+    try:
+        return [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in values]
+    except UnicodeDecodeError as error:
+        raise RequestError(f"'{name}' is not valid UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def string(request: Any, name: str) -> str | None:
+    """An input that is one text, or None if it was not sent."""
+    values = tensor(request, name)
+    return None if values is None else strings(values, name)[0]
+
+
+def flag(request: Any, name: str) -> bool | None:
+    """An input that is one flag, or None if it was not sent."""
+    values = tensor(request, name)
+    return None if values is None else bool(values[0])

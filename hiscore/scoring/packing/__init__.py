@@ -1,0 +1,1 @@
+"""From requests to one ragged batch: query cache, packed prompts, rows."""

@@ -1,0 +1,112 @@
+"""The costs of a batch of prompts, and how much of a large prompt one batch takes.
+
+A prompt costs the tokens that have to be computed: not those of its query that are in the prefix cache, or that a
+prompt before it in the batch brings. A part of a prompt holds the whole query and some of the items. Items do not
+see each other, so their scores do not change.
+
+Between the slices of another batch nothing may turn out to cost more. So there only the very same query is shared:
+for others the pool may have no room (`QueryCache.held`).
+
+Pure: knows no device.
+"""
+
+import numpy as np
+
+from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
+from hiscore.batching.batched_model import Part
+from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.requests.query_key import PAGE
+from hiscore.scoring.requests.request import ScoreRequest
+
+# A part holds at least this many times the query tokens that every part computes again: at most a seventh of the
+# work is repeated.
+MIN_QUERIES_PER_PART = 8
+# Where the cache cannot hold the query, a prompt of up to this many parts stays whole: nothing is computed twice.
+WHOLE_UP_TO = 8
+
+
+class ScoringPlan:
+    """`BatchPlan` of `ScoreRequest`, with costs in tokens; the progress of a job is in items."""
+
+    def __init__(self, cache: QueryCache, budget: int) -> None:
+        """Start an empty batch.
+
+        Args:
+            cache: Where queries may be cached. It is not changed.
+            budget: Tokens per forward.
+        """
+        self._cache, self._budget = cache, budget
+        self._queries: set[bytes] = set()
+        self._pages: set[bytes] = set()
+        self._priced: tuple[ScoreRequest | None, tuple[int, int]] = None, (0, 0)
+
+    def price(self, job: ScoreRequest, done: int) -> int:
+        query, read = self._query(job)
+        return self._cost(job, done, len(job.prompt.item_lengths), query, read)
+
+    def take(self, job: ScoreRequest, done: int, room: int, at_least_one: bool) -> Part[ScoreRequest] | None:
+        prompt, (query, read) = job.prompt, self._query(job)
+        items = last = len(prompt.item_lengths)
+        cost = self._cost(job, done, last, query, read)
+        if cost > room and items:
+            last = self._end_of_part(job, done, query, room, cost)
+            cost = self._cost(job, done, last, query, read)
+        if cost > room and not at_least_one:
+            return None
+        self._priced = None, (0, 0)
+        if self._cache.caching and items:
+            self._queries.add(prompt.query_key.whole)
+            if not self._cache.holds:
+                self._pages.update(prompt.query_key.pages)
+        if last == items:
+            return Part(job if not done else job.part(prompt.part(done, items), done), cost)
+        left = self._cost(job, last, items, 0, 0)
+        return Part(job.part(prompt.part(done, last), done), cost, last, left)
+
+    def _query(self, job: ScoreRequest) -> tuple[int, int]:
+        """Count the tokens of the query to compute, and those to read from the cache."""
+        # Most jobs are taken right after they were priced.
+        if self._priced[0] is not job:
+            self._priced = job, self._look_up(job)
+        return self._priced[1]
+
+    def _look_up(self, job: ScoreRequest) -> tuple[int, int]:
+        prompt = job.prompt
+        if not self._cache.caching:
+            return prompt.query_length, 0
+        key = prompt.query_key
+        if key.whole in self._queries:
+            return 0, 0
+        cached = PAGE * self._cache.leading_pages(key, self._pages)
+        # An empty item is read at the query's last token, which must then be computed. Another job of the same
+        # query may have one.
+        last = prompt.empty_items > 0 or self._cache.holds
+        cached = min(cached, max(0, prompt.query_length - last) // PAGE * PAGE)
+        return prompt.query_length - cached, cached
+
+    def _cost(self, job: ScoreRequest, first: int, last: int, query: int, read: int) -> int:
+        prompt = job.prompt
+        if first == last:
+            return 0
+        whole = last - first == len(prompt.item_lengths)
+        own = len(prompt.tokens) - prompt.query_length
+        tokens = query + (own if whole else int(prompt.item_ends[last] - prompt.item_ends[first]))
+        if prompt.empty_items:
+            # They have no tokens, but their rows are still read.
+            tokens += prompt.empty_items if whole else int((prompt.item_lengths[first:last] == 0).sum())
+        # The contexts of a forward have to fit as well.
+        return max(tokens, -(-read * self._budget // MAX_CONTEXT_SLOTS))
+
+    def _end_of_part(self, job: ScoreRequest, first: int, query: int, room: int, cost: int) -> int:
+        """One past the last item of a part of about `room` tokens, and of one item at least."""
+        prompt = job.prompt
+        if not prompt.query_length or self._cache.can_hold(prompt.query_key):
+            again = query if first else prompt.query_length % PAGE
+        else:
+            again = prompt.query_length
+            bound = max(self._budget, MIN_QUERIES_PER_PART * again)
+            room = len(prompt.tokens) if cost <= WHOLE_UP_TO * bound else max(room, self._budget)
+        ends = prompt.item_ends
+        fitting = ends[first] + max(room, MIN_QUERIES_PER_PART * again) - query
+        last = int(np.searchsorted(ends, fitting, side="right")) - 1
+        return min(max(first + 1, last), len(ends) - 1)

@@ -1,0 +1,174 @@
+"""Bookkeeping of the KV pool's pages: cached queries, and what a prompt keeps from one forward to the next.
+
+The pool's slots, one per token, come in pages of `PAGE`. Full pages of recent queries stay cached under a hash of
+all token ids up to their end, so queries with a common prefix share pages. Pages for prompts that span several
+forwards are allocated from the same pool and freed again.
+
+No tensor, no device. Reads and writes of the pool run in the order in which they were packed, so a page may be
+reused as soon as the forwards that use it have been packed. Only a batch in slices runs on after others that were
+packed later: until it is launched to its end they keep off its pages (`held`).
+"""
+
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from hiscore.arrays import Int64
+from hiscore.errors import PoolExhausted
+from hiscore.scoring.requests.query_key import PAGE, QueryKey
+
+
+class QueryCache:
+    """Allocates the pages of a KV pool, and caches queries in those that are left over."""
+
+    def __init__(self, pages: int, reserve: int, caching: bool = True) -> None:
+        """Start with all pages free.
+
+        Args:
+            pages: Size of the pool.
+            reserve: Pages that `allocate` can have in every batch that asks for so many; see `begin_batch`.
+            caching: Whether queries are cached at all.
+        """
+        self.caching = caching
+        self.holds = False
+        """A batch is held: see `held`."""
+        self._most_reserved = self._reserve = reserve
+        self._pages = pages
+        # Looked up in a third of the time that it takes to work them out, for each call anew.
+        self._slots = np.arange(pages * PAGE).reshape(pages, PAGE)
+        self._free_pages = list(range(pages - 1, -1, -1))
+        self._cached: OrderedDict[bytes, int] = OrderedDict()  # page by hash, least recently used first
+        self._in_use: set[bytes] = set()  # by the batch that is being packed, or read by the one that is held
+        self._queries: list[tuple[bytes, ...]] = []  # of that batch, or of the last one: the pages it uses
+        self._taken: set[bytes] = set()  # those among them that it writes for the first time
+        self._held: list[tuple[bytes, ...]] = []
+        self._unwritten: dict[bytes, int] = {}  # pages that the held batch writes
+
+    def begin_batch(self, reserve: int, hits: Iterable[tuple[QueryKey, int]] = ()) -> None:
+        """Say what the next batch may take.
+
+        Args:
+            reserve: Pages that it may `allocate`: its queries leave so many of the pool, and no more.
+            hits: Leading pages of queries that are cached and must stay so.
+        """
+        self._queries, self._taken = [], set()
+        self._reserve = min(reserve, self._most_reserved)
+        for key, pages in hits:
+            self._in_use.update(key.pages[:pages])
+
+    def leading_pages(self, key: QueryKey, more: Container[bytes] = ()) -> int:
+        """Count a query's leading pages that are cached, or among `more`; on any thread, without a change."""
+        return key.leading(self._cached, more) if self.caching else 0
+
+    def can_hold(self, key: QueryKey) -> bool:
+        """Tell whether all pages of a query could stay cached."""
+        # While it is computed, a batch of several forwards may keep as much again.
+        return self.caching and 2 * len(key.pages) <= self._pages
+
+    def acquire_query(self, key: QueryKey, max_hit: int) -> tuple[Int64, int]:
+        """Look up a query's full pages, and cache those that are missing as far as there is room.
+
+        Args:
+            key: The query's.
+            max_hit: How many of them may come from the cache.
+
+        Returns:
+            The slots of the query's first tokens, int64, a multiple of `PAGE` long, and how many of these already
+            hold keys and values. The forward that computes the others must write them before any later one.
+        """
+        if not self.caching or not key.pages:
+            return np.empty(0, np.int64), 0
+        room = len(self._free_pages) + len(self._cached) - len(self._in_use) - self._reserve
+        pages: list[int] = []
+        hits = 0
+        for page_hash in key.pages:
+            if page_hash not in self._in_use:
+                if room <= 0:
+                    break
+                room -= 1
+                self._in_use.add(page_hash)
+            page = self._cached.get(page_hash)
+            if page is None:
+                page = self._cached[page_hash] = self._take_page()
+                self._taken.add(page_hash)
+            elif hits == len(pages) and (hits + 1) * PAGE <= max_hit:
+                hits += 1
+            # Beyond `max_hit` a page that is cached is written again, with the same contents.
+            pages.append(page)
+        self._queries.append(key.pages[: len(pages)])
+        self._mark_used(key.pages[: len(pages)])
+        return self.slots_of(pages), hits * PAGE
+
+    def allocate(self, pages: int) -> list[int]:
+        """Take pages out of the pool, evicting cached ones if needed.
+
+        Raises:
+            PoolExhausted: Fewer are free or evictable.
+        """
+        if pages > len(self._free_pages) + len(self._cached) - len(self._in_use):
+            raise PoolExhausted
+        return [self._take_page() for _ in range(pages)]
+
+    def free(self, pages: list[int]) -> None:
+        """Free allocated pages."""
+        self._free_pages.extend(pages)
+
+    def end_batch(self) -> None:
+        """All forwards of a batch are packed: the next batch may evict what it used."""
+        self._in_use = self._read_by_held()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep others off the pages of the batch that was packed last: it is launched in slices inside.
+
+        What it reads is not evicted, and what it writes is not found.
+
+        Raises:
+            RuntimeError: Another one is held, whose pages would be forgotten.
+        """
+        if self.holds:
+            raise RuntimeError("two batches would be launched in slices at once")
+        self.holds, self._held, self._queries = True, self._queries, []
+        self._unwritten = {page_hash: self._cached.pop(page_hash) for page_hash in self._taken}
+        self._in_use = self._read_by_held()
+        try:
+            yield
+        finally:
+            for pages in self._held:
+                self._publish(pages)
+            self.holds, self._held = False, []
+            self._in_use = set()
+
+    def slots_of(self, pages: Sequence[int]) -> Int64:
+        """The slots of pages, in order: int64 [len(pages) * PAGE]."""
+        return self._slots.take(np.array(pages, np.int64), axis=0).ravel()
+
+    def _publish(self, pages: Sequence[bytes]) -> None:
+        """A query of the batch that was held is cached."""
+        for page_hash in pages:
+            page = self._unwritten.pop(page_hash, None)
+            if page is not None and self._cached.setdefault(page_hash, page) != page:
+                self._free_pages.append(page)  # others have computed the same meanwhile
+        self._mark_used(pages)
+
+    def clear(self) -> None:
+        """Empty the cache but for a batch that is held, as when a forward failed that should have filled it."""
+        self._in_use = self._read_by_held()
+        for page_hash in [each for each in self._cached if each not in self._in_use]:
+            self._free_pages.append(self._cached.pop(page_hash))
+
+    def _read_by_held(self) -> set[bytes]:
+        return {page_hash for pages in self._held for page_hash in pages if page_hash not in self._unwritten}
+
+    def _mark_used(self, pages: Sequence[bytes]) -> None:
+        # The first page becomes the most recently used: a query's end is evicted before its beginning.
+        for page_hash in reversed(pages):
+            self._cached.move_to_end(page_hash)
+
+    def _take_page(self) -> int:
+        if not self._free_pages:
+            oldest = next(page_hash for page_hash in self._cached if page_hash not in self._in_use)
+            self._free_pages.append(self._cached.pop(oldest))
+        return self._free_pages.pop()

@@ -1,0 +1,1 @@
+"""A scoring request: its layout, options and labels, checked."""

@@ -1,0 +1,1 @@
+"""Text of scoring calls: encoding plans, labels, pairs."""

@@ -1,0 +1,153 @@
+"""The tokenizer as a batcher sees it: texts in, token ids out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hiscore.arrays import Outputs
+from hiscore.batching.batched_model import BatchLimits, WholeJobs
+from hiscore.errors import RequestError
+from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.requests.layout import lay_out
+from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
+from hiscore.scoring.text.encoding_plan import EncodingPlan, TextRequest
+from hiscore.settings import Limits
+from hiscore.tokenization.tokenizer import TextTokenizer
+
+MAX_BATCH_BYTES = 2**20
+"""Bytes of text in one batch: enough to use every core, few enough that a small request does not wait long."""
+MAX_ALONE_BYTES = 2**15
+"""Bytes of text that are encoded on the spot when nothing else is: a few milliseconds."""
+COUNTERS = {
+    "hiscore_full_encodes_total": "Calls whose whole query was encoded again with each of its items",
+    "hiscore_tokenized_calls_total": "Calls turned from text into token ids",
+    "hiscore_tokenizer_batches_total": "Batches of calls whose texts were encoded",
+}
+
+
+def batch_limits(max_queue: int) -> BatchLimits:
+    """Bounds of a batcher of texts; `max_queue` as there."""
+    return BatchLimits(MAX_BATCH_BYTES, max_queue, max_alone_cost=MAX_ALONE_BYTES)
+
+
+@dataclass(frozen=True)
+class EncodeStats:
+    """The requests of a batch that could be served, and those whose query was encoded with every item."""
+
+    requests: int
+    full_encodes: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The increases of `COUNTERS`."""
+        return {
+            "hiscore_full_encodes_total": self.full_encodes,
+            "hiscore_tokenized_calls_total": self.requests,
+            "hiscore_tokenizer_batches_total": 1,
+        }
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """A request in text.
+
+    Attributes:
+        request: Within its limits.
+        plan: None for a large text, which takes long to plan: that is left to the thread that encodes it.
+    """
+
+    request: TextRequest
+    plan: EncodingPlan | None
+
+
+class BatchedTokenizer:
+    """`BatchedModel` of `TextJob`, with costs in bytes of text to encode.
+
+    Encoding is a computation on the CPU: it gets its own thread, and requests are never split.
+    """
+
+    async_launch = False
+    between = 0
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        limits: Limits,
+        facts: CheckpointFacts,
+        record: Callable[[EncodeStats], None],
+        answer: Callable[[TokenizedRequest], Any],
+    ) -> None:
+        """Wrap a tokenizer.
+
+        Args:
+            tokenizer: The checkpoint's.
+            limits: Bounds of one call.
+            facts: Sizes to validate against.
+            record: Called after each batch.
+            answer: Makes the answer of each request.
+        """
+        self._encoder = RequestEncoder(tokenizer, limits, facts)
+        self._record, self._answer = record, answer
+
+    def job(self, request: TextRequest) -> TextJob:
+        """Check a request.
+
+        Raises:
+            RequestError: It cannot be served.
+        """
+        is_small = self._encoder.check(request) <= MAX_ALONE_BYTES
+        return TextJob(request, self._encoder.plan(request) if is_small else None)
+
+    def cost(self, job: TextJob) -> int:
+        # A large text is a batch of its own.
+        return job.plan.cost if job.plan else MAX_BATCH_BYTES
+
+    def plan(self) -> WholeJobs[TextJob]:
+        return WholeJobs(self.cost)
+
+    def launch(self, jobs: list[TextJob]) -> "Iterator[EncodedBatch]":
+        plans = [job.plan or self._plan(job.request) for job in jobs]
+        encoded = iter(self._encoder.encode([plan for plan in plans if isinstance(plan, EncodingPlan)]))
+        answers = [plan if isinstance(plan, RequestError) else next(encoded) for plan in plans]
+        yield EncodedBatch(answers, self._record, self._answer)
+
+    def join(self, job: TextJob, answers: Sequence[Any]) -> Any:
+        return answers[0]
+
+    def on_failure(self, error: Exception) -> None:
+        """Nothing to do: there is no device to lose."""
+
+    def _plan(self, request: TextRequest) -> EncodingPlan | RequestError:
+        try:
+            return self._encoder.plan(request)
+        except RequestError as error:
+            return error
+
+
+class EncodedBatch:
+    """`LaunchedBatch` of the tokenizer: its work is already done."""
+
+    def __init__(
+        self,
+        encoded: list[TokenizedRequest | RequestError],
+        record: Callable[[EncodeStats], None],
+        answer: Callable[[TokenizedRequest], Any],
+    ) -> None:
+        self._encoded, self._record, self._answer = encoded, record, answer
+
+    def finish(self) -> list[Any]:
+        return [each if isinstance(each, RequestError) else self._answer(each) for each in self._encoded]
+
+    def count(self) -> None:
+        served = [each for each in self._encoded if isinstance(each, TokenizedRequest)]
+        self._record(EncodeStats(len(served), sum(each.full_encode for each in served)))
+
+
+def outputs(request: TokenizedRequest) -> Outputs:
+    """The response tensors, with Triton's leading batch dimension."""
+    input_ids, delimiter_indices = lay_out(request.prompt)
+    return {
+        "input_ids": input_ids[None],
+        "delimiter_indices": delimiter_indices[None],
+        "label_token_ids": request.label_token_ids[None],
+    }

@@ -1,0 +1,193 @@
+"""Requests in text to requests in token ids, exact to the token and with the query encoded once.
+
+The reference is what a user would get by sending one item at a time: ``tokenizer(query + item)``, special tokens
+included. The longest common prefix of those token sequences becomes the query, the rest are the items' own tokens.
+Where `safe_splits` finds a safe split in the query, only the text beyond it is encoded with every item.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from hiscore.arrays import Int32
+from hiscore.errors import RequestError
+from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.requests.request import MultiItemPrompt
+from hiscore.scoring.requests.validation import check_prompt
+from hiscore.scoring.text.encoding_plan import EncodingPlan, TextRequest, split_query
+from hiscore.scoring.text.labels import check_label_inputs, resolve_labels
+from hiscore.scoring.text.pair_text import check_item_first, join_pairs
+from hiscore.settings import Limits
+from hiscore.tokenization.panics import Panic
+from hiscore.tokenization.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class TokenizedRequest:
+    """A validated request in token ids.
+
+    Attributes:
+        prompt: Query and items.
+        label_token_ids: int32 [labels].
+        full_encode: The whole query had to be encoded with every one of several items.
+    """
+
+    prompt: MultiItemPrompt
+    label_token_ids: Int32
+    full_encode: bool
+
+
+@dataclass(frozen=True)
+class RequestEncoder:
+    """Checks, plans and encodes requests by a checkpoint's tokenizer.
+
+    Attributes:
+        limits: Bounds of one call.
+        facts: Sizes to validate against.
+    """
+
+    tokenizer: TextTokenizer
+    limits: Limits
+    facts: CheckpointFacts
+
+    def check(self, request: TextRequest) -> int:
+        """Check what can be checked quickly, before a request is planned.
+
+        Returns:
+            Bytes of UTF-8 of all texts.
+
+        Raises:
+            RequestError: The request cannot be served.
+        """
+        items, limits = len(request.items), self.limits
+        if items > limits.max_items:
+            raise RequestError(f"'items' holds {items} items: at most {limits.max_items} in one call")
+        if request.item_first:
+            check_item_first(self.tokenizer, self.facts)
+        counts = request.label_counts
+        check_label_inputs(request.labels, request.label_token_ids, limits, self.facts, counts, items)
+        size = _size(request)
+        if size > limits.max_text_bytes:
+            raise RequestError(
+                f"'query', 'items' and 'labels' hold {size} bytes: at most {limits.max_text_bytes} in one call"
+            )
+        self._check_length(request, size)
+        return size
+
+    def plan(self, request: TextRequest) -> EncodingPlan:
+        """Split the query of a request that has been checked.
+
+        Raises:
+            RequestError: Too much of the query would be encoded again with each item.
+        """
+        shared, repeated, rule = split_query(self.tokenizer, request)
+        items, again = len(request.items), _utf8_length(repeated)
+        # A query that cannot be shared is encoded once per item: bound the work as well as the input.
+        if (work := again * items) > self.limits.max_text_bytes:
+            raise RequestError(
+                f"'query' must be encoded again with each of {items} items, {work} bytes in all: at most "
+                f"{self.limits.max_text_bytes} in one call. Send fewer items, or put a space into the query"
+            )
+        return EncodingPlan(request, shared, repeated, rule, _size(request) + again * max(0, items - 1))
+
+    def encode(self, plans: Sequence[EncodingPlan]) -> list[TokenizedRequest | RequestError]:
+        """Encode the texts of several requests together, each to an answer or the error that it gets."""
+        try:
+            return self._encode(plans)
+        except Panic:
+            if len(plans) == 1:
+                return [
+                    RequestError("the tokenizer cannot encode 'query', 'items' and 'labels' of this call")
+                ]
+        # The panic does not say which text caused it.
+        return [answer for each in plans for answer in self.encode([each])]
+
+    def _encode(self, plans: Sequence[EncodingPlan]) -> list[TokenizedRequest | RequestError]:
+        texts = [plan.texts for plan in plans]
+        text_ids, label_ids = self.tokenizer.encode(
+            list(chain.from_iterable(texts)), list(chain.from_iterable(plan.labels for plan in plans))
+        )
+        next_texts, next_labels = iter(text_ids), iter(label_ids)
+        return [
+            self._finish(
+                plan, list(islice(next_texts, len(own_texts))), list(islice(next_labels, len(plan.labels)))
+            )
+            for own_texts, plan in zip(texts, plans, strict=True)
+        ]
+
+    def _check_length(self, request: TextRequest, size: int) -> None:
+        """Refuse a text that has more tokens than the context holds, however it is encoded."""
+        per_token, context = self.tokenizer.bytes_per_token, self.facts.context_length
+        if per_token is None or size <= (most := per_token * context):
+            return
+        longest = _utf8_length(request.query) + max(map(_utf8_length, request.items), default=0)
+        if longest > most:
+            raise RequestError(
+                f"query and item have {longest} bytes together: at most {most} can be {context} tokens "
+                "(MAX_CONTEXT)"
+            )
+
+    def _finish(
+        self, plan: EncodingPlan, text_ids: list[list[int]], label_ids: list[list[int]]
+    ) -> TokenizedRequest | RequestError:
+        """Join the encoded texts to a prompt, and validate it."""
+        request, (shared, *rows) = plan.request, text_ids
+        query_alone = shared if plan.asks_where_the_item_begins else None
+        if not plan.shared:
+            shared = []  # Some tokenizers give special tokens even for an empty text.
+        items = rows if request.items else []
+        try:
+            if self.tokenizer.pair:
+                texts = request.query, request.items
+                prompt = join_pairs(self.tokenizer.pair, texts, shared, items, request.item_first)
+            else:
+                prompt = self._join(shared, rows, request, query_alone)
+            labels = resolve_labels(
+                request.labels,
+                label_ids,
+                request.label_token_ids,
+                self.limits,
+                self.facts,
+                request.label_counts,
+                len(request.items),
+            )
+            check_prompt(prompt, self.limits, self.facts)
+        except RequestError as error:
+            return error
+        return TokenizedRequest(prompt, labels, plan.full_encode)
+
+    def _join(
+        self, shared: list[int], rows: list[list[int]], request: TextRequest, query_alone: list[int] | None
+    ) -> MultiItemPrompt:
+        """Put special tokens and the shared part around the rest of each item; all that items share is the query.
+
+        A single item would share everything with itself, and the cache of queries would fill with items. So its
+        query ends where the query's own text does, or at the split.
+        """
+        prefix, suffix = self.tokenizer.prefix, self.tokenizer.suffix
+        before = [*prefix] if request.item_first else [*prefix, *shared]
+        after = [*shared, *suffix] if request.item_first else [*suffix]
+        if after:
+            rows = [ids + after for ids in rows]
+        common = _common_prefix_length(rows)
+        if len(request.items) == 1:
+            common = 0 if query_alone is None else _common_prefix_length([query_alone, rows[0]])
+        query = before + rows[0][:common]
+        return MultiItemPrompt.of(query, [ids[common:] for ids in rows] if request.items else [])
+
+
+def _common_prefix_length(rows: Sequence[list[int]]) -> int:
+    """Count the leading ids that all rows share: those of the first and the last in lexicographic order."""
+    low, high = min(rows), max(rows)
+    shortest = min(len(low), len(high))
+    return next((index for index in range(shortest) if low[index] != high[index]), shortest)
+
+
+def _size(request: TextRequest) -> int:
+    if request.text_bytes is not None:
+        return request.text_bytes
+    return sum(map(_utf8_length, (request.query, *request.items, *(request.labels or ()))))
+
+
+def _utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

@@ -1,1 +1,0 @@
-"""The thin edge to Triton's Python backend: tensors in, tensors or errors out, and metrics."""

@@ -1,0 +1,183 @@
+"""Ranking documents by scores of labels, by a logit, and by pairs."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hiscore.api.http.errors import ApiError
+from hiscore.api.models import Models
+from hiscore.api.ranking.relevance import MIN_LOG, Ranking, check_documents, make_ranker
+from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
+from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits
+from hiscore.prompts.truncation import Truncation
+from tests.client.faulty_server import FaultyServer, serving
+from tests.support.timeouts import TIMEOUT_S
+
+LIMITS = TokenLimits(256, 10_000)
+
+
+def rank(
+    prompts: Any, scores: Sequence[Sequence[float]] | None, documents: Sequence[str], **options: Any
+) -> tuple[Ranking, FaultyServer]:
+    """The ranking by a model that gives these scores, rows of documents; None: the fake's own."""
+    server = FaultyServer()
+
+    def change(outputs: dict[str, np.ndarray]) -> None:
+        outputs["scores"] = np.array([scores], np.float32)
+
+    if scores is not None:
+        server.change = change
+
+    async def call(address: str) -> Ranking:
+        models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
+        query = options.pop("query", "a fruit")
+        try:
+            return await make_ranker(models, LIMITS, prompts).rank(query, documents, "id", **options)
+        finally:
+            await models.close()
+
+    with serving(server) as address:
+        return asyncio.run(call(address)), server
+
+
+@pytest.fixture(scope="module")
+def prompts(checkpoint: Path) -> RerankPrompts:
+    return RerankPrompts(checkpoint, labels=("a", "b"))
+
+
+def test_a_score_is_that_of_the_first_label(prompts: RerankPrompts) -> None:
+    ranking, server = rank(prompts, [[0.25, 0.75], [0.5, 0.5], [1, 0], [0, 1]], ["a", "b", "c", "d"])
+    assert ranking.probabilities == [0.25, 0.5, 1, 0]
+    assert ranking.logits[:2] == pytest.approx([math.log(1 / 3), 0])
+    # A probability of 0 has a logit that JSON can say.
+    assert ranking.logits[2:] == [-MIN_LOG, MIN_LOG]
+    assert ranking.best(None) == [2, 1, 0, 3]
+    assert ranking.best(2) == [2, 1]
+    (request,) = server.requests
+    assert request.parameters["apply_softmax"].bool_param
+    assert request.model_name == "scorer"
+    assert (ranking.prompt_tokens, ranking.cached_tokens) == (tokens(server), 1)
+
+
+def tokens(server: FaultyServer) -> int:
+    (request,) = server.requests
+    ids, delimiters = request.inputs[0].shape[1], request.inputs[1].shape[1]
+    return int(ids - delimiters)
+
+
+def test_of_equal_documents_the_first_is_first() -> None:
+    ranking = Ranking([0.5] * 4, [0.0, 1.0, 0.0, 1.0], 1, 0, [False] * 4)
+    assert ranking.best(None) == [1, 3, 0, 2]
+
+
+def test_a_classifier_scores_by_its_logit(checkpoint: Path) -> None:
+    pairs = ClassifierPairs(checkpoint)
+    ranking, _ = rank(pairs, [[0.0], [-2.0], [800.0], [-800.0]], ["a", "b", "c", "d"])
+    assert ranking.logits == [0, -2, 800, -800]
+    assert ranking.probabilities == pytest.approx([0.5, 1 / (1 + math.exp(2)), 1, 0])
+    assert ranking.best(None) == [2, 0, 1, 3]
+
+
+def test_a_classifier_of_several_labels_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(ApiError, match="a classifier of 3 labels"):
+        rank(ClassifierPairs(checkpoint), [[0.0, 1.0, 2.0]], ["a"])
+
+
+def test_without_a_tokenizer_nothing_is_ranked() -> None:
+    with pytest.raises(ApiError, match="no tokenizer"):
+        rank(None, None, ["a"])
+
+
+def test_a_document_that_was_cut_is_named(prompts: RerankPrompts) -> None:
+    documents = ["apple", "apple " * 50]
+    ranking, _ = rank(prompts, None, documents, truncation=Truncation(document=10))
+    assert ranking.cut == [False, True]
+    ranking, _ = rank(prompts, None, documents, truncation=Truncation(query=1))
+    assert ranking.cut == [True, True]
+
+
+def test_each_document_may_have_its_own_query(prompts: RerankPrompts) -> None:
+    one, first = rank(prompts, None, ["x", "x"], query=["a fruit", "a tool"])
+    other, second = rank(prompts, None, ["x", "x"], query=["a tool", "a fruit"])
+    assert one.logits == other.logits[::-1]
+    assert one.logits[0] != one.logits[1]
+    assert first.requests != second.requests
+
+
+@pytest.mark.parametrize(
+    "cut", [Truncation(), Truncation(query=5), Truncation(prompt=200), Truncation(document=5)]
+)
+def test_what_can_fit_no_prompt_is_refused_before_it_is_encoded(checkpoint: Path, cut: Truncation) -> None:
+    prompts = RerankPrompts(checkpoint, labels=("a", "b"))
+    assert prompts.tokenizer.bytes_per_token is not None
+    most = LIMITS.context * prompts.tokenizer.bytes_per_token
+    encoded: list[int] = []
+
+    class Counting(type(prompts.tokenizer)):  # type: ignore[misc]
+        def encode_texts(self, texts: Sequence[str]) -> Any:
+            encoded.extend(map(len, texts))
+            return super().encode_texts(texts)
+
+    prompts.tokenizer.__class__ = Counting
+    long = "ab " * most
+    asked = [({"query": long}, ["a"], cut.query), ({}, [long, "a"], cut.document or cut.prompt)]
+    for query, documents, may_be_cut in asked:
+        encoded.clear()
+        if may_be_cut:
+            ranking, _ = rank(prompts, None, documents, truncation=cut, **query)
+            assert ranking.cut[0]
+        else:
+            with pytest.raises(ApiError, match="MAX_CONTEXT") as caught:
+                rank(prompts, None, documents, truncation=cut, **query)
+            assert caught.value.status == 400
+        assert sum(encoded) < 20 * most < len(long) * 20
+
+
+def test_more_than_may_be_encoded_is_refused_before_it_is_rendered(checkpoint: Path) -> None:
+    prompts = RerankPrompts(checkpoint, labels=("a", "b"))
+    # A query stands in the prompt of every document, and a template around documents without text.
+    for query, count in (("a" * 10_000, MAX_CHARACTERS // 10_000), ("", MAX_CHARACTERS // 10)):
+        with pytest.raises(ApiError, match=f"at most {MAX_CHARACTERS} in one call"):
+            rank(prompts, None, [""] * count, query=query)
+
+
+def test_no_documents() -> None:
+    check_documents([""], "texts")
+    with pytest.raises(ApiError, match="'texts' is empty") as caught:
+        check_documents([], "texts")
+    assert caught.value.param == "texts"
+
+
+def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPrompts) -> None:
+    """Tasks of others go on while a large call is encoded; in the control, a small one, they do not."""
+
+    class Slow(RerankPrompts):
+        def ids(self, *arguments: Any) -> Any:
+            others.clear()
+            # The control waits in vain.
+            beside.append(others.wait(TIMEOUT_S if large else 0.5))
+            return super().ids(*arguments)
+
+    beside: list[bool] = []
+    others = threading.Event()
+    slow = Slow.__new__(Slow)
+    slow.__dict__ = prompts.__dict__
+
+    async def call(address: str, documents: list[str]) -> None:
+        models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
+        work = asyncio.ensure_future(make_ranker(models, LIMITS, slow).rank("a", documents, "id"))
+        while not work.done():
+            others.set()
+            await asyncio.sleep(0.01)
+        await models.close()
+
+    with serving(FaultyServer()) as address:
+        for large in (True, False):
+            asyncio.run(call(address, ["a" * 1_000] * (2**17 // 1_000 if large else 1)))
+    assert beside == [True, False]

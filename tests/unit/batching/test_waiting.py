@@ -1,0 +1,61 @@
+"""What is kept of requests that have started, while others wait."""
+
+import gc
+import math
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from hiscore.batching import request_order
+from hiscore.batching.batched_model import BatchLimits, QueuedRequest, WholeJobs
+from hiscore.batching.totals import Totals
+from hiscore.batching.waiting import WaitingRequests
+from hiscore.server.load_board import LoadBoard
+
+SOON, LATE = 1e12, 2e12
+"""Deadlines, neither of which passes."""
+ROUNDS = 200
+
+
+class Model:
+    """Each job is a batch."""
+
+    def __init__(self, between: int) -> None:
+        self.between = between
+
+    def plan(self) -> WholeJobs[int]:
+        return WholeJobs(lambda job: job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spare", [request_order.SPARE, math.inf])
+@pytest.mark.parametrize("between", [0, 1], ids=["whole", "slices"])
+def test_behind_one_that_waits_those_that_have_started_are_freed(
+    between: int, spare: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with an early deadline always waits, and hides later ones from whoever drops what is due first.
+
+    The control never drops the others.
+    """
+    monkeypatch.setattr(request_order, "SPARE", spare)
+    model: Any = Model(between)
+    waiting: WaitingRequests[int] = WaitingRequests(model, BatchLimits(8, 10), Totals(), LoadBoard())
+    seen = []
+
+    def admit(deadline: float) -> None:
+        request = QueuedRequest(8, model, deadline)
+        assert waiting.admit(request, 8, at_once=False, busy=True)
+        seen.append(ref(request))
+
+    admit(SOON)
+    for index in range(ROUNDS):
+        admit(SOON if index % 2 else LATE)
+        ((request, _),), _, dropped = waiting.next_batch([])
+        assert not dropped
+        waiting.answered(request)
+        del request
+    gc.collect()
+    kept = sum(request() is not None for request in seen)
+    assert len(waiting) == 1
+    assert (kept < ROUNDS // 2) == (spare < math.inf)

@@ -1,0 +1,174 @@
+"""The inbox: bounded, closed only to new calls, and it wakes the engine for anything that comes."""
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hiscore.decoding.engine import inbox as inbox_module
+from hiscore.decoding.engine.inbox import Inbox
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import StopChecker
+from hiscore.decoding.sequence import DecodeCall, Sequence
+from hiscore.errors import Code, RequestError
+from hiscore.server.load_board import LoadBoard
+from tests.support.timeouts import TIMEOUT_S
+
+
+def sequence() -> Sequence:
+    params = SamplingParams()
+    return Sequence(
+        DecodeCall(np.zeros(1, np.int32), params, math.inf), None, StopChecker(params, frozenset())
+    )
+
+
+def fill(inbox: Inbox) -> int:
+    """How many calls it still takes."""
+    for count in range(100):
+        try:
+            inbox.put(sequence())
+        except RequestError:
+            return count
+    raise AssertionError("it has no bound")
+
+
+def test_at_first_as_many_as_may_wait_and_as_can_start() -> None:
+    inbox = Inbox(max_queue=3, startable=2)
+    assert fill(inbox) == 5
+    assert inbox.num_refused == 1
+    with pytest.raises(RequestError, match="the queue is full: 3 calls wait") as refused:
+        inbox.put(sequence())
+    assert refused.value.code is Code.UNAVAILABLE
+    assert inbox.num_refused == 2
+
+
+def test_a_full_instance_refuses_only_what_no_other_could_take(tmp_path: Path) -> None:
+    boards = [LoadBoard(tmp_path, "decode", 1) for _ in range(2)]
+    full, other = (Inbox(max_queue=3, startable=2, board=board) for board in boards)
+    for _ in range(5):
+        full.put(sequence())
+    # It is not asked again before the other is full, too.
+    full.put(sequence())
+    assert full.num_refused == 0
+    assert [board.is_next for board in boards] == [False, True]
+    # The other is full after its own calls alone.
+    for _ in range(5):
+        other.put(sequence())
+    for inbox in (full, other):
+        with pytest.raises(RequestError, match="the queue is full"):
+            inbox.put(sequence())
+    assert [board.is_next for board in boards] == [True, True]
+
+
+def test_a_call_that_waits_is_more_of_a_load_than_several_that_run(tmp_path: Path) -> None:
+    boards = [LoadBoard(tmp_path, "decode", 1) for _ in range(2)]
+    waits, runs = (Inbox(max_queue=3, startable=2, board=board) for board in boards)
+    runs.update_room(0, 1, running=3.5)
+    waits.update_room(1, 0, running=0.0)
+    assert [board.is_next for board in boards] == [False, True]
+    runs.put(sequence())
+    assert [board.is_next for board in boards] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "startable", "arrived", "room"),
+    [
+        (0, 0, 0, 3),
+        (0, 2, 0, 5),
+        (2, 0, 0, 1),
+        (0, 0, 2, 1),  # arrived while the engine launched: they wait as well
+        (1, 0, 2, 0),
+        (3, 0, 0, 0),
+        (5, 0, 0, 0),
+    ],
+)
+def test_room(waiting: int, startable: int, arrived: int, room: int) -> None:
+    inbox = Inbox(max_queue=3, startable=2)
+    for _ in range(arrived):
+        inbox.put(sequence())
+    inbox.update_room(waiting, startable)
+    assert fill(inbox) == room
+
+
+def test_everything_is_taken_once() -> None:
+    inbox = Inbox(3, 0)
+    first, second = sequence(), sequence()
+    inbox.put(first)
+    inbox.put(second)
+    inbox.cancel("caller")
+    assert inbox.take(idle=True, poll=False) == ([first, second], ["caller"])
+    assert inbox.take(idle=False, poll=False) == ([], [])
+
+
+def test_a_closed_inbox_refuses_more_but_what_it_holds_is_taken() -> None:
+    inbox = Inbox(3, 0)
+    inbox.put(call := sequence())
+    inbox.close()
+    with pytest.raises(RequestError, match="shutting down") as refused:
+        inbox.put(sequence())
+    assert refused.value.code is Code.UNAVAILABLE
+    assert inbox.take(idle=True, poll=False) == ([call], [])
+    # The engine now runs that call.
+    assert inbox.take(idle=False, poll=False) == ([], [])
+    inbox.cancel("caller")
+    assert inbox.take(idle=False, poll=True) == ([], ["caller"])
+    assert inbox.take(idle=True, poll=False) is None
+
+
+def test_a_failed_inbox_gives_back_what_was_not_taken() -> None:
+    inbox = Inbox(3, 0)
+    inbox.put(call := sequence())
+    assert inbox.fail() == [call]
+    inbox.close()
+    with pytest.raises(RequestError, match="decode has stopped") as refused:
+        inbox.put(sequence())
+    assert refused.value.code is Code.INTERNAL
+    assert inbox.num_refused == 0
+
+
+def test_polling_blocks_no_longer_than_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = Inbox(3, 0)
+    waits: list[float | None] = []
+    wait = inbox._changed.wait
+
+    def record(timeout: float | None = None) -> bool:
+        waits.append(timeout)
+        return wait(timeout)
+
+    monkeypatch.setattr(inbox._changed, "wait", record)
+    assert inbox.take(idle=False, poll=False) == ([], [])
+    assert waits == []
+    assert inbox.take(idle=False, poll=True) == ([], [])
+    assert waits
+    assert all(0 < each <= inbox_module.POLL_S for each in waits if each is not None)
+    assert None not in waits
+
+
+def put(inbox: Inbox) -> None:
+    inbox.put(sequence())
+
+
+def cancel(inbox: Inbox) -> None:
+    inbox.cancel("caller")
+
+
+@pytest.mark.parametrize(
+    ("wake", "poll"), [(put, False), (put, True), (cancel, False), (cancel, True), (Inbox.close, False)]
+)
+def test_whatever_comes_wakes_the_engine(
+    wake: Callable[[Inbox], None], poll: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_module, "POLL_S", 10 * TIMEOUT_S)
+    inbox, taken = Inbox(3, 0), []
+    thread = threading.Thread(target=lambda: taken.append(inbox.take(idle=not poll, poll=poll)), daemon=True)
+    thread.start()
+    wake(inbox)
+    thread.join(TIMEOUT_S)
+    assert len(taken) == 1
+    if wake is Inbox.close:
+        assert taken == [None]
+    else:
+        assert any(taken[0] or ())

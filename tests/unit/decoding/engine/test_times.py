@@ -1,0 +1,59 @@
+"""How long callers waited, told by an engine whose worker is slow on purpose."""
+
+import time
+
+from hiscore.decoding.engine.times import HISTOGRAMS, Times
+from hiscore.decoding.interface.worker import NO_PAGES
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import StopChecker
+from hiscore.decoding.sequence import DecodeCall, Output, Sequence
+from hiscore.errors import RequestError
+from tests.support.decode_worker import HashWorker
+from tests.unit.decoding.engine.test_engine import Callers, call, running
+
+
+def sequence() -> Sequence:
+    """One that arrived long ago."""
+    params = SamplingParams(max_tokens=8)
+    arrived = time.monotonic() - 1_000
+    return Sequence(
+        DecodeCall(NO_PAGES, params, 0.0, arrived=arrived), None, StopChecker(params, frozenset())
+    )
+
+
+def test_a_call_is_timed_from_its_arrival() -> None:
+    times, one = Times(), sequence()
+    times.leave_queue([one])
+    times.leave_queue([one])  # the next chunk of its prompt
+    times.token(one)
+    times.token(one)
+    times.token(one)
+    times.end(one, Output([1], "", "stop"))
+    counts = [
+        getattr(times, field).count for field in ("queue_wait", "first_token", "between_tokens", "call")
+    ]
+    assert counts == [1, 1, 2, 1]
+    assert min(times.queue_wait.sum, times.first_token.sum, times.call.sum) >= 1_000
+    assert times.between_tokens.sum < times.first_token.sum
+
+
+def test_what_fails_or_is_cancelled_is_no_answer() -> None:
+    times = Times()
+    times.end(sequence(), RequestError("no"))
+    times.end(sequence(), Output([], "", "cancelled"))
+    assert times.call.count == 0
+
+
+def test_an_engine_times_every_call() -> None:
+    callers = Callers()
+    with running(HashWorker(), callers) as engine:
+        for index in range(5):
+            engine.submit(call([index], max_tokens=6, ignore_eos=True), f"caller {index}")
+        callers.wait(lambda: len(callers.ends) == 5)
+        times = engine.times
+    assert (times.queue_wait.count, times.first_token.count, times.call.count) == (5, 5, 5)
+    assert times.between_tokens.count == sum(map(len, callers.tokens.values())) - 5
+
+
+def test_every_histogram_has_a_metric() -> None:
+    assert set(HISTOGRAMS) == set(vars(Times()))

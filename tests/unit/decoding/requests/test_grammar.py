@@ -1,0 +1,219 @@
+"""Whatever a model's logits are, the text of a sequence with a grammar is of that grammar."""
+
+import json
+import math
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders
+
+from hiscore.decoding.requests.grammar import Grammar, GrammarCompiler
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import StopChecker
+from hiscore.decoding.scheduling.batch import make_sampling_batch
+from hiscore.decoding.sequence import DecodeCall, Holdings, Sequence
+from hiscore.decoding.worker.token_sampler import TokenSampler
+from hiscore.errors import Code, RequestError
+from hiscore.tokenization.panics import Panic
+from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
+from tests.support import tiny_tokenizers
+
+PADDING = 50
+"""Logits beyond the tokenizer's vocabulary, as checkpoints have them."""
+KINDS = ("llama3", "gemma")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    backend = getattr(tiny_tokenizers, request.param)()
+    if request.param == "gemma":  # as the real one: its byte tokens are none of the added ones
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
+        written = json.loads(backend.to_str())
+        written["added_tokens"] = [
+            each for each in written["added_tokens"] if not each["content"].startswith("<0x")
+        ]
+        backend = Tokenizer.from_str(json.dumps(written))
+    return load_tokenizer(tiny_tokenizers.save(backend, directory))
+
+
+def eos_of(tokenizer: TextTokenizer) -> int:
+    names = ("<|endoftext|>", "</s>", "<|end_of_text|>")
+    return next(found for name in names if (found := tokenizer.backend.token_to_id(name)) is not None)
+
+
+def compiler(tokenizer: TextTokenizer) -> GrammarCompiler:
+    vocabulary = tokenizer.backend.get_vocab_size() + PADDING
+    return GrammarCompiler(tokenizer.backend, vocabulary, {eos_of(tokenizer)})
+
+
+def generated(
+    tokenizer: TextTokenizer, params: SamplingParams, seed: int, grammar: Grammar | None, tokens: int = 800
+) -> str | None:
+    """What a model with random logits generates; None if it does not come to an end."""
+    eos = eos_of(tokenizer)
+    mask = grammar.mask() if grammar else None
+    call = DecodeCall(np.array([1], np.int32), params, math.inf, grammar=grammar, mask=mask)
+    sequence = Sequence(call, None, StopChecker(params, {eos}), Holdings(seq_index=0))
+    sampler = TokenSampler(1, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = tokenizer.backend.get_vocab_size() + PADDING
+    out: list[int] = []
+    for _ in range(tokens):
+        logits = torch.randn(1, vocabulary, generator=generator) * 3
+        logits[0, tokenizer.backend.token_to_id('"') or 0] += 4  # or strings would have no end for long
+        batch = make_sampling_batch([sequence], np.array([1 + len(out)], np.int32))
+        ids, _, _ = sampler.sample(logits, np.array([0], np.int32), batch)
+        token = int(ids[0])
+        if token == eos:
+            return str(tokenizer.backend.decode(out, skip_special_tokens=True))
+        out.append(token)
+        if grammar:
+            sequence.mask = grammar.advance(token)
+    return None
+
+
+def random_schema(choose: random.Random, depth: int = 0) -> dict[str, Any]:
+    kinds = ["string", "integer", "boolean", "enum", "null"] + ["object", "array"] * (depth < 2)
+    kind = choose.choice(kinds)
+    if kind == "string":
+        return {"type": "string", "maxLength": choose.randrange(1, 9)}
+    if kind == "integer":
+        least = choose.randrange(-50, 50)
+        return {"type": "integer", "minimum": least, "maximum": least + choose.randrange(200)}
+    if kind == "enum":
+        return {"enum": choose.sample(["apple", "hammer", 7, True, None, "naïve 🍎"], 3)}
+    if kind == "object":
+        names = choose.sample(["name", "size", "item is", "ü"], choose.randrange(1, 4))
+        properties = {name: random_schema(choose, depth + 1) for name in names}
+        return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    if kind == "array":
+        return {"type": "array", "items": random_schema(choose, depth + 1), "minItems": 1, "maxItems": 3}
+    return {"type": kind}
+
+
+@pytest.mark.slow
+def test_every_output_validates_and_without_the_mask_it_does_not(tokenizer: TextTokenizer) -> None:
+    compile_ = compiler(tokenizer).compile
+    complete = valid_without = 0
+    for seed in range(40):
+        schema = random_schema(random.Random(seed))
+        params = SamplingParams(temperature=1.0, seed=seed, json_schema=json.dumps(schema))
+        text = generated(tokenizer, params, seed, compile_(params))
+        if text is not None:
+            jsonschema.validate(json.loads(text), schema)
+            complete += 1
+        unmasked = generated(tokenizer, SamplingParams(temperature=1.0, seed=seed), seed, None, 30)
+        try:
+            jsonschema.validate(json.loads(unmasked or "no end"), schema)
+            valid_without += 1
+        except (ValueError, jsonschema.ValidationError):
+            pass
+    # White space between tokens may go on for long in random text.
+    assert complete >= 30
+    assert valid_without == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        ({"regex": "(yes|no)-[0-9]{3}"}, "(yes|no)-[0-9]{3}"),
+        ({"ebnf": 'root ::= "a" ("b" | "cd")+ "!"'}, "a(b|cd)+!"),
+    ],
+)
+def test_a_regex_and_an_ebnf_are_followed(
+    tokenizer: TextTokenizer, given: dict[str, str], pattern: str
+) -> None:
+    compile_ = compiler(tokenizer).compile
+    found = set()
+    for seed in range(10):
+        params = SamplingParams(temperature=1.0, seed=seed, **given)  # type: ignore[arg-type]
+        text = generated(tokenizer, params, seed, compile_(params))
+        assert text is not None
+        assert re.fullmatch(pattern, text), text
+        found.add(text)
+    assert len(found) > 1
+
+
+def test_without_a_grammar_there_is_none(tokenizer: TextTokenizer) -> None:
+    assert compiler(tokenizer).compile(SamplingParams()) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"json_schema": "{"}, "parameter 'json_schema': "),
+        ({"json_schema": '{"type": "thing"}'}, "parameter 'json_schema': .*thing"),
+        ({"json_schema": '{"type": "string", "not": {"const": "a"}}'}, "parameter 'json_schema': .*not"),
+        ({"regex": "(a"}, "parameter 'regex': .*unclosed group"),
+        ({"regex": "(?=a)" + "b" * 1_000}, "parameter 'regex': .*look-ahead .* not supported"),
+        ({"json_schema": '{"type": "string", "pattern": "^(?!a)b"}'}, "'json_schema': .*not supported"),
+        ({"ebnf": "root ::= missing"}, "parameter 'ebnf': .*missing"),
+    ],
+)
+def test_a_bad_grammar_is_refused_by_name(tokenizer: TextTokenizer, given: dict[str, str], says: str) -> None:
+    with pytest.raises(RequestError, match=says) as refused:
+        compiler(tokenizer).compile(SamplingParams(**given))  # type: ignore[arg-type]
+    assert refused.value.code is Code.INVALID_ARG
+    assert len(refused.value.message) < 300
+
+
+@pytest.mark.slow
+def test_a_grammar_has_a_limit_of_its_size(tokenizer: TextTokenizer) -> None:
+    many = json.dumps({"type": "object", "properties": {f"p{n}": {"type": "number"} for n in range(100)}})
+    assert compiler(tokenizer).compile(SamplingParams(json_schema=many))
+    small = GrammarCompiler(tokenizer.backend, 900, {eos_of(tokenizer)}, {"max_grammar_size": 50})
+    with pytest.raises(RequestError, match="parameter 'json_schema': "):
+        small.compile(SamplingParams(json_schema=many))
+    # Beyond 65,536 symbols the library itself gives up.
+    deep: dict[str, Any] = {"type": "string"}
+    for n in range(13):
+        deep = {"type": "object", "properties": {f"a{n}": deep, "b": deep}}
+    with pytest.raises(RequestError, match="parameter 'json_schema': too large or too complex"):
+        compiler(tokenizer).compile(SamplingParams(json_schema=json.dumps(deep)))
+
+
+def test_a_tokenizer_that_the_library_does_not_know_is_named() -> None:
+    backend = tiny_tokenizers.metaspace()
+    with pytest.raises(RequestError, match="this checkpoint's tokenizer does not allow structured output"):
+        GrammarCompiler(backend, 1_200, {0}).compile(SamplingParams(regex="a"))
+
+
+def test_a_checkpoint_without_an_end_cannot_end_a_grammar(tokenizer: TextTokenizer) -> None:
+    with pytest.raises(RequestError, match="names no end-of-sequence token"):
+        GrammarCompiler(tokenizer.backend, 900, frozenset()).compile(SamplingParams(regex="a"))
+
+
+def test_a_token_that_the_mask_forbids_is_an_error_of_its_own_sequence(tokenizer: TextTokenizer) -> None:
+    grammar = compiler(tokenizer).compile(SamplingParams(regex="yes"))
+    assert grammar is not None
+    with pytest.raises(RequestError, match="parameter 'regex'"):
+        grammar.advance(tokenizer.backend.token_to_id("0"))
+
+
+class PanicException(BaseException):
+    """What libraries written in Rust raise: no `Exception`."""
+
+
+@pytest.mark.parametrize("call", [Grammar.mask, lambda grammar: grammar.advance(1)], ids=["mask", "advance"])
+def test_a_panic_of_the_library_is_an_error_of_its_request(call: Callable[[Grammar], Any]) -> None:
+    class Matcher:
+        def is_error(self) -> bool:
+            return False
+
+        def unsafe_compute_mask_ptr(self, *_: int) -> None:
+            raise PanicException("index out of bounds")
+
+        consume_token = unsafe_compute_mask_ptr
+
+    with pytest.raises(Panic, match="out of bounds"):
+        call(Grammar(Matcher(), 2, "json_schema"))  # type: ignore[arg-type]

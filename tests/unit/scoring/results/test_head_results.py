@@ -1,0 +1,72 @@
+"""What the head computes for each request of a batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore.layers import lm_head
+from hiscore.layers.lm_head import LMHead
+from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
+from tests.support.heads import results_of
+
+HIDDEN, VOCABULARY = 8, 30
+
+
+def request(items: int, *labels: int, softmax: bool = False) -> ScoreRequest:
+    prompt = MultiItemPrompt(np.zeros(items + 1, np.int32), 1, np.ones(items, np.int32))
+    return ScoreRequest(prompt, np.array(labels, np.int32), ScoreOptions(apply_softmax=softmax))
+
+
+@pytest.fixture
+def head() -> LMHead:
+    return LMHead(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)), None)
+
+
+BATCHES = {
+    "one": [request(3, 1, 2)],
+    "alike": [request(3, 1, 2), request(1, 1, 2)],
+    "interleaved": [request(2, 1), request(1, 7, 8), request(2, 1), request(0, 7, 8), request(3, 7, 8)],
+    "softmax among them": [request(2, 1, 5), request(2, 1, 5, softmax=True), request(3, 1, 5), request(1, 9)],
+    "softmax alone": [request(2, 3, softmax=True), request(1, 3, softmax=True)],
+    "nothing": [request(0, 3)],
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_each_request_gets_its_own_rows_and_labels(
+    batch: str, head: LMHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lm_head, "ROW_SLICE", 2)
+    requests = BATCHES[batch]
+    items = [len(each.prompt.item_lengths) for each in requests]
+    hidden = torch.randn(sum(items), HIDDEN, generator=torch.Generator().manual_seed(2))
+    logits = head.logits(hidden)
+    results = results_of(head, hidden, requests)
+    seen = []
+    for result in results:
+        rows = 0
+        for index in result.members:
+            asked, start = requests[index], sum(items[:index])
+            of_items = logits[start : start + items[index]]
+            expected = (of_items if asked.options.apply_softmax else of_items.softmax(1))[:, asked.labels]
+            # A request of one item has its labels computed one by one, in a row.
+            values = result.values if result.values.ndim == 2 else result.values.view(-1, len(asked.labels))
+            torch.testing.assert_close(values[rows : rows + items[index]], expected, atol=1e-5, rtol=1e-5)
+            rows += items[index]
+        assert rows == len(values)
+        seen += result.members
+    assert sorted(seen) == list(range(len(requests)))
+
+
+def test_requests_of_the_same_kind_share_a_result(head: LMHead) -> None:
+    requests = BATCHES["interleaved"]
+    members = [result.members for result in results_of(head, torch.zeros(8, HIDDEN), requests)]
+    assert members == [[0, 2], [1, 3, 4]]
+
+
+def test_a_classifier_gives_the_logits_of_all_its_labels(head: LMHead) -> None:
+    hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(2))
+    (result,) = results_of(head, hidden, [request(1), request(2)], is_classifier=True)
+    assert result.members == [0, 1]
+    torch.testing.assert_close(result.values, head.logits(hidden), atol=1e-6, rtol=1e-6)

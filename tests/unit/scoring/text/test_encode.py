@@ -1,0 +1,416 @@
+"""Requests in text: the ids are those of one item at a time, and an error affects no other request."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer
+
+from hiscore.decoding.engine.intake import PromptReader
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.errors import RequestError
+from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
+from hiscore.scoring.text.encoding_plan import TextRequest
+from hiscore.settings import Limits
+from hiscore.tokenization.split_rule import SplitRule
+from hiscore.tokenization.text_encoder import TextEncoder
+from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
+from tests.support import tiny_tokenizers as tiny
+from tests.support.encoding import encode_requests
+from tests.support.examples import has_example
+from tests.support.tiers import first_of
+from tests.unit.tokenization.test_safe_splits import TEXTS
+
+BUILDERS = {**tiny.WITH_SAFE_SPLITS, **tiny.WITHOUT_SAFE_SPLITS}
+FACTS = CheckpointFacts(vocab_size=2_000, context_length=500, is_classifier=False)
+CLASSIFIER = replace(FACTS, is_classifier=True)
+LABELS = np.array([5, 6], np.int32)
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[TextTokenizer, Any]]:
+    """Our tokenizer and the reference, from the same directory."""
+    loaded: dict[str, tuple[TextTokenizer, Any]] = {}
+
+    def get(name: str) -> tuple[TextTokenizer, Any]:
+        if name not in loaded:
+            directory = tiny.save(BUILDERS[name](), tmp_path_factory.mktemp(name))
+            loaded[name] = load_tokenizer(directory), AutoTokenizer.from_pretrained(directory)
+        return loaded[name]
+
+    return get
+
+
+Load = Callable[[str], tuple[TextTokenizer, Any]]
+
+
+def one(
+    tokenizer: TextTokenizer, call: TextRequest, facts: CheckpointFacts = FACTS, **limits: int
+) -> TokenizedRequest:
+    (answer,) = encode_requests(tokenizer, [call], Limits(**limits), facts)
+    if isinstance(answer, RequestError):
+        raise answer
+    return answer
+
+
+def sequences(answer: TokenizedRequest) -> list[list[int]]:
+    """Query and item joined, for every item."""
+    call = answer.prompt
+    query, rest = call.tokens[: call.query_length], call.tokens[call.query_length :]
+    return [[*query, *item] for item in np.split(rest, np.cumsum(call.item_lengths)[:-1])]
+
+
+def true_to(truth: Any, answer: TokenizedRequest, call: TextRequest) -> bool:
+    texts = [item + call.query if call.item_first else call.query + item for item in call.items]
+    return sequences(answer) == [truth(text)["input_ids"] for text in texts]
+
+
+REQUESTS = st.builds(
+    TextRequest,
+    query=st.one_of(TEXTS, TEXTS.map("The item is: {} ".format), st.just("苹果是水果吗？是的，")),
+    items=st.lists(st.one_of(st.just(""), TEXTS), min_size=1, max_size=5),
+    label_token_ids=st.just(LABELS),
+    item_first=st.booleans(),
+)
+
+
+@pytest.mark.parametrize("name", first_of(*BUILDERS, others=pytest.mark.slow))
+def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
+    ours, truth = load(name)
+    assert (ours.splits is not None) == (name in tiny.WITH_SAFE_SPLITS)
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(REQUESTS, max_size=3))
+    def check(batch: list[TextRequest]) -> None:
+        for call, answer in zip(batch, encode_requests(ours, batch, Limits(), FACTS), strict=True):
+            texts = [item + call.query for item in call.items]
+            if isinstance(answer, RequestError):
+                assert "both empty" in answer.message
+                assert any(truth(text)["input_ids"] == [] for text in texts)
+                continue
+            assert true_to(truth, answer, call)
+            query_length = answer.prompt.query_length
+            following = {tuple(ids[query_length : query_length + 1]) for ids in sequences(answer)}
+            if len(call.items) > 1:
+                assert () in following or len(following) > 1, "more could have been shared"
+
+    check()
+
+
+@pytest.mark.parametrize("name", tiny.WITH_SAFE_SPLITS)
+def test_a_wrong_split_is_caught(name: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, truth = load(name)
+    monkeypatch.setattr(SplitRule, "last", lambda rule, text: len(text) // 2)
+    monkeypatch.setattr(SplitRule, "first", lambda rule, text: len(text) // 2)
+    words = st.lists(st.sampled_from([" ", "fruit", "The", " item", "is"]), min_size=1, max_size=4).map(
+        "".join
+    )
+
+    def wrong(call: TextRequest) -> bool:
+        return not true_to(truth, one(ours, call), call)
+
+    for item_first in (False, True):
+        assert has_example(
+            st.builds(
+                TextRequest,
+                words,
+                st.lists(words, min_size=1),
+                st.none(),
+                st.just(LABELS),
+                st.just(item_first),
+            ),
+            wrong,
+        )
+
+
+class Spy(TextEncoder):
+    """Records the batches of texts."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        super().__init__(backend)
+        self.batches: list[Sequence[str]] = []
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        self.batches.append(texts)
+        return super().encode(texts)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+def test_all_texts_go_through_one_call_and_the_query_once(load: Load, item_first: bool) -> None:
+    ours, _ = load("smollm2")
+    spy = Spy(ours.backend)
+    query = "this is " * 40
+    batch = [TextRequest(query, [" apple"] * 30, labels=[" Yes", " No"], item_first=item_first)] * 3
+    answers = encode_requests(replace(ours, encoder=spy), batch, Limits(), FACTS)
+    assert [answer.full_encode for answer in answers if isinstance(answer, TokenizedRequest)] == [False] * 3
+    [texts] = spy.batches
+    assert len(texts) == 3 * (1 + 30 + 2)
+    # A word of the query and the item itself, for each item.
+    assert sum(map(len, texts)) <= 3 * (len(query) + 30 * len("this is apple") + len(" Yes No"))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_the_query_of_a_single_item_ends_before_the_item(name: str, load: Load) -> None:
+    """Everything was query: cached queries gave way to items."""
+    ours, truth = load(name)
+    query = "Is this a fruit? " * 20 + "The item is:"
+    calls = [TextRequest(query, [f" an apple, {n} hammers and {n} screws"], None, LABELS) for n in range(3)]
+    answers = [one(ours, call) for call in calls]
+    whole = truth(query)["input_ids"]
+    if name == "twice":
+        whole = whole[: len(whole) // 2]
+    for call, answer in zip(calls, answers, strict=True):
+        assert true_to(truth, answer, call)
+        length = answer.prompt.query_length
+        assert np.array_equal(
+            answer.prompt.tokens[:length], answers[0].prompt.tokens[: answers[0].prompt.query_length]
+        )
+        # All of it but the last word, at most.
+        assert len(whole) - 8 <= length <= len(whole)
+
+
+def test_what_has_too_many_tokens_is_refused_before_it_is_encoded(load: Load) -> None:
+    """A text of 6 MB was encoded for seconds, only to be refused."""
+    ours, _ = load("qwen2")
+    assert ours.bytes_per_token is not None
+    most = ours.bytes_per_token * FACTS.context_length
+    spy = Spy(ours.backend)
+    tokenizer = replace(ours, encoder=spy)
+    limits = Limits(max_text_bytes=10 * most)
+    good = TextRequest("a b", ["c"], None, LABELS)
+    for call in (
+        replace(good, query="a" * (most + 1)),
+        replace(good, items=["c", "a" * (most - 2)]),
+        replace(good, query="苹" * (most // 3), items=["ab" * 2]),
+    ):
+        [refused] = encode_requests(tokenizer, [call], limits, FACTS)
+        assert isinstance(refused, RequestError)
+        assert f"at most {most} can be 500 tokens" in refused.message
+    assert sum(len(text) for batch in spy.batches for text in batch) == 0
+    # The control: one byte less may fit, so it is encoded.
+    encode_requests(tokenizer, [replace(good, items=["c", "a" * (most - 3)])], limits, FACTS)
+    assert sum(len(text) for batch in spy.batches for text in batch) > most - 4
+    prompts = PromptReader(FACTS, tokenizer, max_text_bytes=10 * most)
+    before = len(spy.batches)
+    with pytest.raises(RequestError, match=f"'text_input' holds {most + 1} bytes: at most {most} can be"):
+        prompts.read(None, "a" * (most + 1), SamplingParams())
+    assert len(spy.batches) == before
+
+
+def test_a_request_costs_the_bytes_that_are_encoded_for_it(load: Load) -> None:
+    """Queries that cannot be split are encoded with every item, and a batch of them took minutes."""
+    call = TextRequest("Is this one", ["苹", " b"], labels=["x"])
+    for name, repeated in (("qwen2", " one"), ("llama2", " one"), ("metaspace", "Is this one")):
+        plan = RequestEncoder(load(name)[0], Limits(), FACTS).plan(call)
+        assert plan.cost == len("Is this one") + 3 + 2 + 1 + len(repeated), name
+
+
+def test_full_encodes_are_reported(load: Load) -> None:
+    for name, query, full in [
+        ("metaspace", "one two", True),
+        ("twice", "one two", True),
+        ("qwen2", "onetwo", True),
+        ("qwen2", "one two", False),
+        ("qwen2", "苹果是水果吗，苹果", False),
+        ("qwen2", "", False),
+    ]:
+        ours, _ = load(name)
+        assert one(ours, TextRequest(query, ["a", "b"], None, LABELS)).full_encode == full, (name, query)
+        assert not one(ours, TextRequest(query, ["a"], None, LABELS)).full_encode, (
+            "a single item costs nothing more"
+        )
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_no_items_leave_the_query(name: str, load: Load) -> None:
+    ours, truth = load(name)
+    answer = one(ours, TextRequest("Is this a fruit?", [], None, LABELS))
+    assert answer.prompt.tokens.tolist() == truth("Is this a fruit?")["input_ids"]
+    assert answer.prompt.query_length == len(answer.prompt.tokens)
+
+
+def test_arrays_are_int32(load: Load) -> None:
+    answer = one(load("gpt2")[0], TextRequest("a b", ["c"], labels=[" Yes"]))
+    assert {a.dtype for a in (answer.prompt.tokens, answer.label_token_ids)} == {np.dtype("int32")}
+
+
+def test_labels_are_single_tokens_encoded_alone(load: Load) -> None:
+    ours, truth = load("llama3")
+    labels = [" Yes", " No", "<|im_end|>"]
+    answer = one(ours, TextRequest("a b", ["c"], labels=labels))
+    wanted = [truth(label, add_special_tokens=False)["input_ids"] for label in labels]
+    assert [[ids] for ids in answer.label_token_ids.tolist()] == wanted
+
+
+def test_a_classifier_has_no_labels(load: Load) -> None:
+    ours, _ = load("qwen2")
+    for nothing in (None, np.empty(0, np.int32)):
+        answer = one(ours, TextRequest("a b", ["c"], None, nothing), CLASSIFIER)
+        assert answer.label_token_ids.shape == (0,)
+
+
+# What is wrong with a call, and what the caller is told.
+BAD = {
+    "label of two tokens": (
+        TextRequest("a b", ["c"], [" Yes", " Maybe so"]),
+        "label ' Maybe so' is [2-9] tokens: a label must",
+    ),
+    "label of no token": (
+        TextRequest("a b", ["c"], [""]),
+        "label '' is 0 tokens: a label must be exactly one",
+    ),
+    "labels of one token": (
+        TextRequest("a b", ["c"], ["é", "e\u0301"]),
+        "labels 'é' and 'é' are the same token",
+    ),
+    "long label": (TextRequest("a b", ["c"], ["x" * 500]), r"label 'x{57}\.\.\.' is \d+ tokens"),
+    "no label input": (
+        TextRequest("a b", ["c"]),
+        "exactly one of 'labels' and 'label_token_ids' .* neither was given",
+    ),
+    "both label inputs": (TextRequest("a b", ["c"], [" Yes"], LABELS), "exactly one .* both were given"),
+    "empty labels": (TextRequest("a b", ["c"], []), "'labels' is empty"),
+    "too many labels": (
+        TextRequest("a b", ["c"], ["a", "b", "c", "d"]),
+        "'labels' holds 4 labels: at most 3",
+    ),
+    "label id out of the vocabulary": (
+        TextRequest("a", ["b"], None, np.array([2_000], np.int32)),
+        "holds 2000.*0 to 1999",
+    ),
+    "label id twice": (TextRequest("a", ["b"], None, np.array([7, 7], np.int32)), "holds 7 more than once"),
+    "both empty": (TextRequest("", ["a", ""], None, LABELS), "query and item 1 are both empty"),
+    "context": (
+        TextRequest("a b " * 100, ["c " * 110, "d"], None, LABELS),
+        r"tokens together: at most 500 \(MAX_CONTEXT\)",
+    ),
+    "items": (TextRequest("a b", ["c"] * 41, None, LABELS), "'items' holds 41 items: at most 40"),
+    "bytes": (TextRequest("苹" * 1_000, ["c"], None, LABELS), "hold 3001 bytes: at most 3000 in one call"),
+    "work": (
+        TextRequest("x" * 100, ["c"] * 40, None, LABELS),
+        "encoded again with each of 40 items, 4000 bytes .* 3000",
+    ),
+    "work in bytes": (
+        TextRequest("苹" * 30, ["c"] * 40, None, LABELS),
+        "encoded again with each of 40 items, 3600 bytes .* 3000",
+    ),
+    "tokens": (
+        TextRequest("a b", [f" {n} x y z" * 4 for n in range(40)], None, LABELS),
+        r"holds \d+ tokens: at most 800",
+    ),
+}
+LIMITS = Limits(max_items=40, max_labels=3, max_text_bytes=3_000, max_call_tokens=800)
+
+
+# As large as is allowed, by each of the limits.
+GOOD = {
+    "items": TextRequest("a b", ["c"] * 40, None, LABELS),
+    "labels": TextRequest("a b", ["c"], ["a", "b", "c"]),
+    "bytes": TextRequest("苹" * 999 + "xy", ["z"], None, LABELS),
+    "bytes as counted by the caller": TextRequest("a b", ["c"], None, LABELS, text_bytes=3_000),
+    "work": TextRequest("x" * 75, ["c"] * 40, None, LABELS),
+}
+
+
+@pytest.mark.parametrize("limit", GOOD)
+def test_a_request_at_a_limit_is_served(limit: str, load: Load) -> None:
+    limits = LIMITS.model_dump() | {"max_call_tokens": 10_000}
+    one(load("qwen2")[0], GOOD[limit], replace(FACTS, context_length=10_000), **limits)
+
+
+def test_the_bytes_that_the_caller_has_counted_are_believed(load: Load) -> None:
+    with pytest.raises(RequestError, match="hold 3001 bytes: at most 3000"):
+        one(load("qwen2")[0], TextRequest("a", ["b"], None, LABELS, text_bytes=3_001), max_text_bytes=3_000)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_call_fails_alone(what: str, load: Load) -> None:
+    ours, truth = load("qwen2")
+    bad, message = BAD[what]
+    good = [
+        TextRequest("Is it? ", ["an apple", "12"], labels=[" Yes", " No"]),
+        TextRequest("Is it? ", ["x"], None, LABELS),
+    ]
+    first, refused, last = encode_requests(ours, [good[0], bad, good[1]], LIMITS, FACTS)
+    assert isinstance(refused, RequestError)
+    assert re.search(message, refused.message)
+    for call, answer in zip(good, (first, last), strict=True):
+        assert isinstance(answer, TokenizedRequest)
+        assert true_to(truth, answer, call)
+
+
+@pytest.mark.parametrize("name", ["labels", "label_token_ids"])
+def test_a_classifier_refuses_labels(name: str, load: Load) -> None:
+    labels = {"labels": [" Yes"], "label_token_ids": LABELS}[name]
+    with pytest.raises(RequestError, match=f"'{name}' must not be given: this model is a classifier"):
+        one(load("qwen2")[0], TextRequest("a b", ["c"], **{name: labels}), CLASSIFIER)
+
+
+def test_a_bos_is_a_token_to_read(load: Load) -> None:
+    ours, truth = load("llama3")
+    assert sequences(one(ours, TextRequest("", [""], None, LABELS))) == [truth("")["input_ids"]]
+
+
+def test_truncation_and_padding_of_a_checkpoint_are_off(tmp_path: Path) -> None:
+    backend = tiny.qwen2()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=16)
+    ours = load_tokenizer(tiny.save(backend, tmp_path))
+    assert len(sequences(one(ours, TextRequest("one two three four five ", ["six"], None, LABELS)))[0]) > 4
+    assert len(sequences(one(ours, TextRequest("a", [""], None, LABELS)))[0]) == 1
+
+
+def test_split_special_tokens_of_a_checkpoint_holds(tmp_path: Path) -> None:
+    backend = tiny.qwen2()
+    directory = tiny.save(backend, tmp_path)
+    plain = load_tokenizer(directory)
+    config = directory / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("{", '{"split_special_tokens": true,', 1))
+    call = TextRequest("a <|im_start|>", ["b<|im_end|>", "c"], None, LABELS)
+    split = load_tokenizer(directory)
+    assert true_to(AutoTokenizer.from_pretrained(directory), one(split, call), call)
+    assert len(one(split, call).prompt.tokens) > len(one(plain, call).prompt.tokens)
+
+
+def test_an_unsafe_added_token_turns_safe_splits_off_and_ids_stay_true(tmp_path: Path) -> None:
+    backend = tiny.smollm2()
+    backend.add_tokens([AddedToken("fruit ?", normalized=False)])
+    directory = tiny.save(backend, tmp_path)
+    ours, call = load_tokenizer(directory), TextRequest("Is it a fruit ", ["?", "!"], None, LABELS)
+    answer = one(ours, call)
+    assert answer.full_encode
+    assert true_to(AutoTokenizer.from_pretrained(directory), answer, call)
+
+
+@pytest.mark.slow
+def test_a_text_on_which_the_library_panics_fails_alone() -> None:
+    """A panic is not an `Exception`: it would end the thread that encodes for everyone."""
+    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    # Its search doubles with each letter, until the library's own limit.
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")
+    with pytest.raises(BaseException, match="retry-limit") as raised:
+        backend.encode("a" * 40)
+    assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
+    tokenizer = TextTokenizer(
+        backend, TextEncoder(backend), adds_affixes=True, prefix=(), suffix=(), splits=None
+    )
+    good = TextRequest("ab", ["a", "b"], label_token_ids=LABELS)
+    bad = replace(good, query="a" * 40)
+    before, refused, after = encode_requests(tokenizer, [good, bad, good], Limits(), FACTS)
+    assert isinstance(refused, RequestError)
+    assert "cannot encode" in refused.message
+    for answer in (before, after):
+        assert isinstance(answer, TokenizedRequest)
+        assert sequences(answer) == [[0, 1, 0], [0, 1, 1]]
+    prompts = PromptReader(FACTS, tokenizer, max_text_bytes=100)
+    with pytest.raises(RequestError, match="cannot encode 'text_input'"):
+        prompts.read(None, bad.query, SamplingParams())
+    assert prompts.read(None, "ab", SamplingParams()).tolist() == [0, 1]
