@@ -8,7 +8,6 @@ import torch
 
 from tests.support.decode_client import serving
 from tests.support.decoding import build, checkpoint
-from tests.support.windows import FEW, WINDOW
 from tests.unit.decoding.worker.test_prefix import (
     LATER,
     OTHER,
@@ -19,7 +18,6 @@ from tests.unit.decoding.worker.test_prefix import (
     leave_and_evict,
     run,
 )
-from tests.unit.decoding.worker.test_prefix_windows import MIDDLE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
@@ -90,30 +88,3 @@ def test_what_was_generated_stays_on_the_device_in_all_layers(tmp_path: Path) ->
     in_place, from_host, changed = logits
     assert torch.equal(in_place, from_host)
     assert not torch.equal(in_place, changed)
-
-
-@pytest.mark.parametrize("selector", ["dense", "auto", "quest"])
-@pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "mistral"])
-def test_a_prefix_that_goes_on_from_a_window_changes_no_bit(
-    family: str, selector: str, tmp_path: Path
-) -> None:
-    """See tests/unit/decoding/worker/test_prefix_windows.py. The control: windows that are changed show."""
-    path, logits = checkpoint(family, tmp_path, sliding_window=WINDOW), []
-    for caching, spoiled in ((False, False), (True, False), (True, True)):
-        on = {"device": "cuda", "dtype": torch.bfloat16, "prefix_cache": caching}
-        seen = Seen(build(path, selector, *FEW, chunk=64, **on))
-        with serving(seen.worker) as client:
-            run(client, START, OTHER)
-            if spoiled:
-                torch.cuda.synchronize()
-                with torch.inference_mode():
-                    seen.worker._cache.window_kv += 1
-                torch.cuda.synchronize()
-            run(client, LATER, MIDDLE)
-        assert seen.prefilled == 520 - (128 + 64) * caching
-        logits.append(torch.stack(seen.logits))
-    without, found, changed = logits
-    assert found.isfinite().all()
-    assert torch.equal(found, without)
-    assert not torch.equal(found[2], changed[2])
-    assert not torch.equal(found[3], changed[3])
