@@ -19,7 +19,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, MARGIN, GAP, LINE = 980, 16, 8, 15
-CHARACTER = 6.6
+CHARACTER = 7.0
 """Width of a caption's average character."""
 MOST_WITH_CAPTIONS = 4
 """Boxes of a row that have room for captions."""
