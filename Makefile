@@ -92,7 +92,7 @@ format: $(INSTALLED) ## Format and fix what can be fixed
 docs: $(INSTALLED) ## Write docs/settings.md, docs/models.md and the drawings
 	@$(BIN)/python tools/settings_page.py > docs/settings.md
 	@$(BIN)/python tools/models_page.py > docs/models.md
-	@$(BIN)/python tools/house.py > docs/images/house.svg
+	@$(BIN)/python tools/house.py
 	@$(BIN)/python tools/drawings.py
 
 audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities of what is installed, and its SBOM (sbom.cdx.json)

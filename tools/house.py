@@ -1,9 +1,10 @@
 """Draw the folders of hiscore/ in the order of their imports, from the contracts in pyproject.toml.
 
-usage: python tools/house.py > docs/images/house.svg
+usage: python tools/house.py
 
-A row is a layer of the contract "Imports go one way": its folders and files import from the rows below, neither
-from each other nor from the rows above. A folder's caption is the first sentence of its ``__init__.py``.
+Writes a picture to docs/images for each of `HOUSES`. A row is a layer of its contract: folders and files import
+from the rows below, neither from each other nor from the rows above. A folder's caption is the first sentence of
+its ``__init__.py``.
 """
 
 import ast
@@ -18,6 +19,13 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+HOUSES = {
+    "house.svg": "hiscore",
+    "house-api.svg": "hiscore.api",
+    "house-scoring.svg": "hiscore.scoring",
+    "house-decoding.svg": "hiscore.decoding",
+}
 WIDTH, MARGIN, GAP, LINE = 980, 16, 8, 15
 CHARACTER = 7.0
 """Width of a caption's average character."""
@@ -29,11 +37,11 @@ STYLE = (
 )
 
 
-def layers(pyproject: str) -> list[list[str]]:
-    """Names of the folders and files of hiscore/, row by row, from the top."""
+def layers(pyproject: str, container: str) -> list[list[str]]:
+    """Names of the folders and files of a package that a contract orders, row by row, from the top."""
     contracts = tomllib.loads(pyproject)["tool"]["importlinter"]["contracts"]
     (contract,) = (
-        each for each in contracts if each["type"] == "layers" and each["containers"] == ["hiscore"]
+        each for each in contracts if each["type"] == "layers" and each["containers"] == [container]
     )
     return [[name.strip() for name in row.split("|")] for row in contract["layers"]]
 
@@ -48,7 +56,7 @@ def caption(folder: Path) -> str:
 
 
 def draw(rows: list[list[str]], package: Path) -> str:
-    """Draw one box for each name, as an SVG."""
+    """Draw one box for each name of a package, as an SVG."""
     parts: list[str] = []
     y = MARGIN
     for row in rows:
@@ -83,7 +91,7 @@ def draw(rows: list[list[str]], package: Path) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 22}" role="img" '
-            'aria-label="The folders of hiscore in the order of their imports">',
+            f'aria-label="The folders of {package.name} in the order of their imports">',
             f"<style>{STYLE}</style>",
             f'<rect width="{WIDTH}" height="{y + 22}" fill="#ffffff"/>',
             *parts,
@@ -94,10 +102,13 @@ def draw(rows: list[list[str]], package: Path) -> str:
     )
 
 
-def house() -> str:
-    """Draw the house as pyproject.toml declares it."""
-    return draw(layers((ROOT / "pyproject.toml").read_text()), ROOT / "hiscore")
+def house(container: str) -> str:
+    """Draw a package as pyproject.toml orders it."""
+    return draw(
+        layers((ROOT / "pyproject.toml").read_text(), container), ROOT.joinpath(*container.split("."))
+    )
 
 
 if __name__ == "__main__":
-    print(house(), end="")
+    for picture, package in HOUSES.items():
+        (IMAGES / picture).write_text(house(package))

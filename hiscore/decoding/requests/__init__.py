@@ -1,1 +1,1 @@
-"""What a caller of `decode` asks for: sampling parameters, grammars, stop strings."""
+"""Wishes of a caller of `decode`: sampling parameters, grammars, stop strings."""

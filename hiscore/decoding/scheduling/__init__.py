@@ -1,1 +1,1 @@
-"""Which sequences run in a step: queues, preemption, spilling and shares of prefill."""
+"""Choice of the sequences that run in a step: queues, preemption, spilling and shares of prefill."""

@@ -1,1 +1,1 @@
-"""From requests to one ragged batch: query cache, packed prompts, rows."""
+"""Packing of requests into one ragged batch: query cache, packed prompts, rows."""

@@ -1,1 +1,1 @@
-"""From hidden states to scores."""
+"""Scores, read out of hidden states."""

@@ -3,12 +3,13 @@
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tools.drawings import DRAWINGS
-from tools.house import draw, house, layers
+from tools.house import HOUSES, draw, house, layers
 from tools.models_page import page as models_page
 from tools.settings_page import page as settings_page
 
@@ -45,7 +46,7 @@ def test_phony_names_only_targets() -> None:
     [
         ("settings.md", settings_page),
         ("models.md", models_page),
-        ("images/house.svg", house),
+        *((f"images/{name}", partial(house, package)) for name, package in HOUSES.items()),
         *((f"images/{name}", lambda draw=draw: draw().svg()) for name, draw in DRAWINGS.items()),
     ],
 )
@@ -56,9 +57,9 @@ def test_a_generated_page_is_up_to_date(name: str, page: Callable[[], str]) -> N
 def test_control_a_contract_that_changes_changes_the_drawing() -> None:
     contracts = (ROOT / "pyproject.toml").read_text()
     assert '"launcher | api",' in contracts
-    assert draw(layers(contracts), ROOT / "hiscore") == house()
+    assert draw(layers(contracts, "hiscore"), ROOT / "hiscore") == house("hiscore")
     swapped = contracts.replace('"launcher | api",', '"api | launcher",')
-    assert draw(layers(swapped), ROOT / "hiscore") != house()
+    assert draw(layers(swapped, "hiscore"), ROOT / "hiscore") != house("hiscore")
 
 
 @pytest.mark.parametrize(
