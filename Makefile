@@ -16,7 +16,7 @@ SERVER_WORKERS = $(or $(shell awk -v cores=$$(nproc) '/^MemAvailable/ { n = int(
 PARALLEL_SERVERS = -n $(SERVER_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve doctor check test test-all test-gpu image-test soak bench bench-gpu lint format docs audit clean
+.PHONY: help install demo serve doctor check test test-all durations test-gpu image-test soak bench bench-gpu lint format docs audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ test: lint $(CLIENTS)/.installed ## Lint, all unit tests but full matrices, the 
 test-all: test ## make test, then every other test that needs no GPU (35 minutes)
 	@$(BIN)/python -m pytest -q $(PARALLEL) -m exhaustive tests/unit tests/client
 	@$(BIN)/python -m pytest -q $(PARALLEL_SERVERS) -m exhaustive tests/server
+
+durations: $(INSTALLED) ## Record what the unit tests take (tests/durations.json), which a test holds to a budget
+	@$(BIN)/python -m pytest -q $(PARALLEL) -p tests.support.durations -m "not exhaustive" tests/unit tests/client
 
 # Most of their time is compiling, so several processes share the GPU (nine were measured on one of 80 GB); some tests
 # need all of its memory, lose it, or need two.

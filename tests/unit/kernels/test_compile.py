@@ -48,6 +48,7 @@ def compiled_kernels() -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_every_kernel_that_is_launched_compiles(compiled_kernels: list[dict[str, Any]]) -> None:
     sources = [path.read_text() for path in (ROOT / "hiscore").rglob("*.py")]
     kernels = set(re.findall(r"^@triton\.jit.*?\ndef (\w+)", "\n".join(sources), re.MULTILINE | re.DOTALL))
@@ -73,6 +74,7 @@ def _name(decorator: ast.expr) -> str:
     return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
 
 
+@pytest.mark.slow
 def test_they_fit_a_multiprocessor_and_its_registers(
     compiled_kernels: list[dict[str, Any]], pytestconfig: pytest.Config
 ) -> None:

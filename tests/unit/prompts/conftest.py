@@ -12,7 +12,7 @@ from tests.support import tiny_tokenizers
 KINDS = {**tiny_tokenizers.WITH_SAFE_SPLITS, "metaspace": tiny_tokenizers.metaspace}
 
 
-@pytest.fixture(scope="session", params=[*KINDS, pytest.param("default", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=[*KINDS, pytest.param("default", marks=pytest.mark.exhaustive)])
 def checkpoint(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a tokenizer."""
     if request.param == "default":
