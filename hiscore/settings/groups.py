@@ -88,7 +88,11 @@ class CallLimits(ContextLimit):
 
     max_items: PositiveInt = Field(default=10_000, description="items")
     max_labels: PositiveInt = Field(default=1_000, description="labels")
-    max_call_tokens: PositiveInt = Field(default=4_000_000, description="tokens, the query counted once")
+    max_call_tokens: PositiveInt = Field(
+        default=4_000_000,
+        description="tokens, the query counted once. Four times as many may wait and run in the scorer "
+        "before UNAVAILABLE",
+    )
 
 
 class TextLimit(Settings):
@@ -133,10 +137,6 @@ class ScoringSettings(Settings):
         description="tokens per batch and per forward. auto: 16,384 on a GPU, 2,048 on the CPU, where those "
         "take seconds",
     )
-    max_queue_tokens: PositiveInt = Field(
-        default=16_000_000,
-        description="tokens of all waiting and running calls of the scorer before UNAVAILABLE",
-    )
     query_cache_bytes: Annotated[NonNegativeInt | None, AUTO, OFF_NUMBER] = Field(
         default=None,
         description="prefix cache: keys and values of recent queries, on each GPU of a scorer instance. "
@@ -174,11 +174,6 @@ class CacheSettings(ContextLimit):
         default=4_096,
         validate_default=True,
         description="tokens of a sequence kept on the device, at least `SPARSE_TOP_K`",
-    )
-    quest_dense_layers: NonNegativeInt = Field(
-        default=2,
-        description="under `SELECTOR=quest` and `auto`, the first layers that attend to everything and stay on "
-        "the device as a whole ([what fewer cost](decoding.md#memory))",
     )
     prefix_cache: PrefixCaching = Field(
         default="auto",

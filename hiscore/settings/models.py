@@ -41,6 +41,11 @@ class ScorerSettings(ScoringSettings, Precision, Division, Limits, ModelSettings
     takes_text: bool
     """Whether `score` is loaded, which hands its texts to this model."""
 
+    @property
+    def max_queue_tokens(self) -> int:
+        """Tokens of all waiting and running calls before UNAVAILABLE: those of four of the largest calls."""
+        return 4 * self.max_call_tokens
+
 
 class DecodeSettings(CacheSettings, SamplingSettings, Precision, Division, TextLimit, ModelSettings):
     """Settings of the `decode` model."""

@@ -4,7 +4,7 @@ import gc
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 
 from hiscore.decoding.memory.sizing import MemoryBudget
+from hiscore.decoding.sparse.selectors import QUEST_DENSE_LAYERS, SELECTORS
 from hiscore.decoding.worker import build, parts
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.quantization.schemes import in_fp8
@@ -33,6 +34,8 @@ class Arm:
     """`backup`: no copies to the host; `swap-in`: no copies back. Its tokens are wrong, its time is a floor."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Request parameters; none: greedy."""
+    dense_layers: int = QUEST_DENSE_LAYERS
+    """The first layers that attend to everything under quest and auto."""
     blocking: bool = False
     """Let the host wait for each step before it launches the step's copy. Takes `backup_ring` 1."""
 
@@ -83,6 +86,8 @@ def build_worker(
 
             # Patched while the CUDA graphs are captured.
             stack.enter_context(mock.patch.object(TritonCacheOps, "_swap_in", _nothing))
+        kinds = {name: replace(SELECTORS[name], dense_layers=arm.dense_layers) for name in ("quest", "auto")}
+        stack.enter_context(mock.patch.dict(SELECTORS, kinds))
         worker = build.build_worker(
             checkpoint,
             CacheSettings(**{**defaults(config), **arm.settings}),

@@ -135,7 +135,7 @@ def main() -> int:
     parser.add_argument(
         "--sizes",
         default="2048:4096:0",
-        help="SPARSE_TOP_K:DEVICE_BUFFER_SIZE:QUEST_DENSE_LAYERS of auto",
+        help="SPARSE_TOP_K:DEVICE_BUFFER_SIZE:dense layers of auto",
     )
     parser.add_argument("--host-gib", type=float, default=100, help="HOST_KV_BYTES")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of loads that fit densely")
@@ -144,8 +144,9 @@ def main() -> int:
     loads = [Load(int(streams), options.prompt, options.tokens) for streams in options.loads]
     most = max(loads, key=lambda load: load.streams)
     top_k, buffer, dense_layers = map(int, options.sizes.split(":"))
-    sizes = {"sparse_top_k": top_k, "device_buffer_size": buffer, "quest_dense_layers": dense_layers}
-    arms = (Arm("dense", {"selector": "dense"}), Arm("auto", {"selector": "auto"} | sizes))
+    sizes = {"sparse_top_k": top_k, "device_buffer_size": buffer}
+    auto = Arm("auto", {"selector": "auto"} | sizes, dense_layers=dense_layers)
+    arms = (Arm("dense", {"selector": "dense"}), auto)
     benches: dict[str, Bench] = {}
     with tempfile.TemporaryDirectory() as directory, shared_weights(drawn=not options.checkpoint):
         checkpoint, text = source(options, most.context, Path(directory))
@@ -157,7 +158,7 @@ def main() -> int:
             "model": options.checkpoint or options.geometry,
             "prompt": options.prompt,
             "tokens": options.tokens,
-            "sizes": sizes,
+            "sizes": sizes | {"dense_layers": dense_layers},
             "device_kv_bytes": device_bytes,
             "pools": {},
             "loads": {},

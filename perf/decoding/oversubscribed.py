@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument(
         "--arms",
         default="2048:3072:2,2048:4096:1,2048:5120:0",
-        help="top-k:buffer tokens:QUEST_DENSE_LAYERS of each arm, comma-separated",
+        help="top-k:buffer tokens:dense layers of each arm, comma-separated",
     )
     options = parser.parse_args()
     config = GEOMETRIES[options.geometry]
@@ -81,10 +81,10 @@ def main() -> int:
     arms = [Arm("dense", {"selector": "dense"})]
     for arm in options.arms.split(","):
         top_k, buffer, layers = map(int, arm.split(":"))
-        sizes = {"sparse_top_k": top_k, "device_buffer_size": buffer, "quest_dense_layers": layers}
+        sizes = {"sparse_top_k": top_k, "device_buffer_size": buffer}
         dense_layers = f", {layers} dense layers" if own == "quest" else ""
         name = f"{own}, top {top_k}, buffer {buffer}{dense_layers}"
-        arms.append(Arm(name, {"selector": own} | sizes))
+        arms.append(Arm(name, {"selector": own} | sizes, dense_layers=layers))
     results: dict[str, Any] = {
         "machine": process_facts(options.commit),
         "geometry": options.geometry,

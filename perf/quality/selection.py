@@ -156,7 +156,7 @@ class Variant:
         sizes = {"sparse_top_k": self.budget, "device_buffer_size": 2 * self.budget} if self.budget else {}
         if self.page == 1:
             sizes["backup_ring"] = 1  # all tokens of the ring are always selected
-        return Arm(self.name, {"selector": self.selector, "quest_dense_layers": self.dense_layers, **sizes})
+        return Arm(self.name, {"selector": self.selector, **sizes}, dense_layers=self.dense_layers)
 
     def built(self) -> AbstractContextManager[object]:
         """Inside the context, workers are built with the variant's page size."""

@@ -81,7 +81,7 @@ def test_at_three_times_saturation_the_excess_is_refused_and_the_accepted_do_not
     holdable = Holdable.make(tmp_path)
     server = start_server(
         tiny_llama, models="scorer", model_repository=holdable.repository,
-        max_batch_tokens=2 * TOKENS, max_queue_tokens=ACCEPTED * TOKENS, query_cache_bytes=0,
+        max_batch_tokens=2 * TOKENS, max_call_tokens=ACCEPTED * TOKENS // 4, query_cache_bytes=0,
     )  # fmt: skip
     for _ in range(3):
         flood(server, holdable)

@@ -218,7 +218,7 @@ def test_what_cannot_be_divided_is_refused_before_the_start(
 def test_both_models_are_divided_and_generate_the_tokens_of_one_rank(tiny_lm: Path, tmp_path: Path) -> None:
     """With one copy of the weights on each rank, and few enough pages on the device that some are swapped in."""
     settings = {
-        "sparse_top_k": 32, "device_buffer_size": 48, "backup_ring": 8, "quest_dense_layers": 1,
+        "sparse_top_k": 32, "device_buffer_size": 48, "backup_ring": 8,
         "max_context": 512, "max_streams": 4, "query_cache_bytes": 2**20, "max_batch_tokens": 256,
     }  # fmt: skip
     prompts = ["A fruit is", "Once upon a time there was " * 12, "1, 2, 3,", "def f(x):\n    return "]

@@ -14,7 +14,7 @@ from hiscore.arrays import Int32
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import NO_PAGES, Admission, Growth, PrefillChunk
 from hiscore.decoding.memory.sizing import MemoryBudget
-from hiscore.decoding.sparse.selectors import SELECTORS
+from hiscore.decoding.sparse.selectors import QUEST_DENSE_LAYERS, SELECTORS
 from hiscore.decoding.worker.build import build_worker
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.worker import CacheWorker
@@ -53,7 +53,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     poison: bool = True,
-    dense_layers: int = 2,
+    dense_layers: int = QUEST_DENSE_LAYERS,
     group: Group | None = None,
     keeps_fp8: bool = False,
     prefix_cache: PrefixCaching = False,
@@ -62,15 +62,15 @@ def build(
 
     selector: Or "exact", which selects the tokens that attention itself would weigh most: quest by single tokens.
     """
-    pages = SELECTORS["quest"]
+    kinds = {name: replace(SELECTORS[name], dense_layers=dense_layers) for name in ("quest", "auto")}
     if selector == "exact":
-        selector, pages, dense_layers = "quest", replace(pages, page_size=1), 0
+        selector, kinds["quest"] = "quest", replace(SELECTORS["quest"], page_size=1, dense_layers=0)
     settings = CacheSettings(
         selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup_ring=ring,
-        quest_dense_layers=dense_layers, prefix_cache=prefix_cache,
+        prefix_cache=prefix_cache,
     )  # type: ignore[arg-type]  # fmt: skip
     memory = MemoryBudget(BYTES, BYTES, sequences)
-    with mock.patch.dict(SELECTORS, quest=pages):
+    with mock.patch.dict(SELECTORS, kinds):
         worker = build_worker(
             path, settings, memory, torch.device(device), dtype, chunk, group=group, keeps_fp8=keeps_fp8
         )

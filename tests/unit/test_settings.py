@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hiscore.settings import MODEL_SETTINGS, DecodeSettings, ServeSettings, from_model_directory
+from hiscore.settings import (
+    MODEL_SETTINGS,
+    DecodeSettings,
+    ScorerSettings,
+    ServeSettings,
+    from_model_directory,
+)
 from hiscore.settings.groups import Settings
 from tools.settings_page import page
 
@@ -30,7 +36,6 @@ DECODE: dict[str, Any] = {"checkpoint": "/a", "selector": "quest"}
         ({"selector": "best"}, "selector", "'quest'"),
         ({"host_kv_bytes": -1}, "host_kv_bytes", "greater than or equal to 0"),
         ({"device_kv_bytes": -1}, "device_kv_bytes", "greater than or equal to 0"),
-        ({"quest_dense_layers": -1}, "quest_dense_layers", "greater than or equal to 0"),
         ({"max_streams": -1}, "max_streams", "greater than or equal to 0"),
         ({"prefix_cache": "maybe"}, "prefix_cache", "must be auto, on or off"),
     ],
@@ -166,7 +171,7 @@ def written(directory: Path, settings: dict[str, Any]) -> Path:
     return directory
 
 
-SCORER = {"checkpoint": "/a", "max_batch_tokens": 64, "takes_text": True}
+SCORER: dict[str, Any] = {"checkpoint": "/a", "max_batch_tokens": 64, "takes_text": True}
 GIVEN = {"tokenizer": {"checkpoint": "/a"}, "scorer": SCORER, "decode": DECODE}
 COMPLETE = {model: dict(declared(**GIVEN[model])) for model, declared in MODEL_SETTINGS.items()}
 
@@ -191,6 +196,17 @@ def test_every_setting_is_declared_once_and_described() -> None:
     assert set(declared) == set(ServeSettings.model_fields)
     assert set(declared.values()) == {1}
     assert [name for name, field in ServeSettings.model_fields.items() if not field.description] == []
+
+
+def test_there_are_at_most_48() -> None:
+    """Another one takes the place of one that nobody sets (CONTRIBUTING.md)."""
+    assert len(ServeSettings.model_fields) <= 48
+
+
+def test_as_many_tokens_wait_as_four_of_the_largest_calls_have() -> None:
+    settings = ScorerSettings(**SCORER)
+    assert settings.max_queue_tokens == 16_000_000
+    assert settings.model_copy(update={"max_call_tokens": 5}).max_queue_tokens == 20
 
 
 def test_the_page_names_every_setting_with_default_and_values() -> None:

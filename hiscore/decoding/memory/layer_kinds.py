@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, PromptPool
 from hiscore.decoding.memory.model_shape import ModelShape
+from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.settings import CacheSettings
 
 
@@ -28,12 +29,9 @@ def prompt_pool(
 
 
 def dense_layers_of(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
-    """Layers with a window, all layers under "dense", and the first under "quest".
-
-    The first layers attend widely, and bounds of pages say little about that.
-    """
-    by_bounds = settings.quest_dense_layers
-    first = {"dense": len(model.windows), "quest": by_bounds, "auto": by_bounds}.get(settings.selector, 0)
+    """Layers with a window, all layers under "dense", and the first of the other selectors."""
+    kind = SELECTORS[settings.selector]
+    first = kind.dense_layers if kind.make else len(model.windows)
     return frozenset(
         layer for layer, window in enumerate(model.windows) if layer < first or window is not None
     )

@@ -70,22 +70,26 @@ class SelectorKind:
     Attributes:
         index_kind: Index of keys on the device, from which `CacheShape.tensors` takes its shape.
         page_size: Tokens that are selected, moved and evicted together.
+        dense_layers: The first layers that attend to everything and stay on the device as a whole.
         make: The PyTorch implementation over a cache; None where every layer is dense.
     """
 
     index_kind: IndexKind
     page_size: int
+    dense_layers: int
     make: Callable[[KVCache, AttentionShape], Selector | DsaSelector] | None
 
 
 # Larger pages mean a smaller index and longer copies, smaller pages a closer fit to what is looked for.
 PAGE_SIZE = 32
+QUEST_DENSE_LAYERS = 2
+"""The first layers attend widely, and bounds of pages say little about that."""
 
 SELECTORS: dict[str, SelectorKind] = {
-    "dense": SelectorKind("none", PAGE_SIZE, None),
-    "quest": SelectorKind("bounds", PAGE_SIZE, QuestSelector),
-    "dsa": SelectorKind("dsa", 1, lambda cache, shape: DsaSelector(cache)),
-    "auto": SelectorKind("bounds", PAGE_SIZE, QuestSelector),
+    "dense": SelectorKind("none", PAGE_SIZE, 0, None),
+    "quest": SelectorKind("bounds", PAGE_SIZE, QUEST_DENSE_LAYERS, QuestSelector),
+    "dsa": SelectorKind("dsa", 1, 0, lambda cache, shape: DsaSelector(cache)),
+    "auto": SelectorKind("bounds", PAGE_SIZE, QUEST_DENSE_LAYERS, QuestSelector),
 }
 
 

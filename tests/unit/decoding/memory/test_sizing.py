@@ -24,6 +24,7 @@ from hiscore.decoding.memory.sizing import (
 from hiscore.decoding.pools.page_needs import check_fits
 from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
+from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.parallel.shard import Shard
 from hiscore.settings import CacheSettings, PrefixCaching, Selector
 
@@ -160,12 +161,13 @@ def test_what_is_always_selected_has_room() -> None:
     assert shape.top_pages == 2
 
 
-def test_fewer_dense_layers_leave_room_for_larger_buffers() -> None:
+def test_fewer_dense_layers_leave_room_for_larger_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of four layers has a window: it is whole on the device anyway."""
     model = ModelShape(2, 2, 16, (None, None, None, 128), 8_192)
     longest = []
     for layers, dense in ((0, {3}), (1, {0, 3}), (2, {0, 1, 3}), (3, {0, 1, 2, 3}), (9, {0, 1, 2, 3})):
-        settings = CacheSettings(selector="quest", sparse_top_k=256, quest_dense_layers=layers)
+        monkeypatch.setitem(SELECTORS, "quest", replace(SELECTORS["quest"], dense_layers=layers))
+        settings = CacheSettings(selector="quest", sparse_top_k=256)
         shape, cache_config = plan_cache(
             settings, model, MemoryBudget(MIB * 64, MIB * 24, 8), torch.float32, 256
         )
