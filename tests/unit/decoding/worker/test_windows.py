@@ -127,21 +127,17 @@ def test_with_pages_for_few_windows_sequences_give_theirs_up_and_start_over(path
     assert preemptions > 0
 
 
-@pytest.mark.parametrize(
-    ("window", "without", "caching"), [(1, 1, 1), (5, 1, 2), (33, 2, 2), (64, 2, 3), (65, 3, 3), (66, 3, 4)]
-)
-def test_prompts_that_are_to_be_found_keep_the_window_before_their_last_whole_block(
-    window: int, without: int, caching: int
+@pytest.mark.parametrize("prefix_cache", [False, "auto", True])
+@pytest.mark.parametrize(("window", "blocks"), [(1, 1), (5, 1), (33, 2), (64, 2), (65, 3), (66, 3)])
+def test_whole_blocks_hold_a_window_whatever_is_kept_of_prompts(
+    window: int, blocks: int, prefix_cache: PrefixCaching
 ) -> None:
-    """In blocks of 32: the token behind a block sees window - 1 of those before."""
+    """In blocks of 32: a token sees window - 1 of those before."""
     model = ModelShape(2, 2, 32, (window, None, window, None), CONTEXT)
     memory = sizing.MemoryBudget(2**31, 2**31, 4)
-    given: tuple[tuple[PrefixCaching, int], ...] = ((False, without), ("auto", without), (True, caching))
-    for prefix_cache, blocks in given:
-        for selector in ("quest", "exact"):
-            settings = sizing.CacheSettings(selector=selector, prefix_cache=prefix_cache)
-            shape, cache_config = sizing.plan_cache(settings, model, memory, torch.float32, 24)
-            assert shape.windowed == {0, 2}
-            assert cache_config.prefix_cache == (prefix_cache is True)
-            assert cache_config.window_ring == blocks * cache_config.block_pages
-            assert cache_config.window_pages % cache_config.block_pages == 0
+    settings = sizing.CacheSettings(selector="quest", prefix_cache=prefix_cache)
+    shape, cache_config = sizing.plan_cache(settings, model, memory, torch.float32, 24)
+    assert shape.windowed == {0, 2}
+    assert not cache_config.prefix_cache
+    assert cache_config.window_ring == blocks * cache_config.block_pages
+    assert cache_config.window_pages % cache_config.block_pages == 0
