@@ -27,7 +27,6 @@ def calibrate(
         typer.Argument(help='JSON Lines: requests with an "answer" in each question; - or none: stdin'),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write the temperatures")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Where to draw the reliability; needs matplotlib")] = None,
     debias: Annotated[
         str | None, typer.Option(help='"rotations", if your requests ask for it as well')
     ] = None,
@@ -46,8 +45,6 @@ def calibrate(
     """
     console, err = Console(), Console(stderr=True)
     with exit_on_failure():
-        if plot is not None:
-            _pyplot()  # or nobody would know before all is answered
         outcomes = _ask(file, {"debias": debias} if debias else {}, api_url, api_key, in_flight, err, console)
         report = {kind: _summary(outcomes[kind]) for kind in TYPES if outcomes[kind]}
         if not report:
@@ -56,8 +53,6 @@ def calibrate(
         if out is not None:
             temperatures = {kind: row["temperature"] for kind, row in report.items()}
             out.write_text(json.dumps({"temperatures": temperatures, "report": report}, indent=2) + "\n")
-        if plot is not None:
-            _draw(outcomes, report, plot)
 
 
 def _ask(
@@ -113,43 +108,3 @@ def _table(report: Mapping[str, Mapping[str, float]]) -> Table:
         questions, *values = row.values()
         table.add_row(kind, f"{questions:.0f}", *(f"{value:.4f}" for value in values))
     return table
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise InvalidRequest("--plot needs matplotlib: pip install matplotlib") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _draw(
-    outcomes: Mapping[str, Sequence[Outcome]], report: Mapping[str, Mapping[str, float]], path: Path
-) -> None:
-    """Accuracy by the likeliest option's probability, as the model gives it and calibrated."""
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(1, len(report), figsize=(4.5 * len(report), 4.2), squeeze=False)
-    for axis, (kind, row) in zip(axes[0], report.items(), strict=True):
-        axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-        for label, temperature, ece in (
-            ("as it is", 1.0, row["ece"]),
-            ("calibrated", row["temperature"], row["ece_calibrated"]),
-        ):
-            found = reliability(outcomes[kind], temperature)
-            filled = found.counts > 0
-            axis.plot(
-                found.confidence[filled],
-                found.accuracy[filled],
-                marker="o",
-                markersize=4,
-                label=f"{label}: ECE {ece:.3f}",
-            )
-        axis.set(title=f"{kind}, {row['questions']} questions", xlabel="probability of the likeliest option")
-        axis.set(ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
-        axis.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)

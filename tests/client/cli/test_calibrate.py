@@ -96,12 +96,8 @@ def test_temperatures_are_fitted_and_reported(api: FakeApi, tmp_path: Path) -> N
     assert set(read_calibration(out)) == {"choice", "predicate", "score"}
 
 
-@pytest.mark.slow
-def test_the_reliability_is_drawn(api: FakeApi, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plot = tmp_path / "plot.png"
-    assert calibrate(api, LINES, "--plot", str(plot), "--debias", "rotations")[0] == 0
-    assert plot.read_bytes().startswith(b"\x89PNG")
+def test_debias_is_passed_on(api: FakeApi) -> None:
+    assert calibrate(api, LINES, "--debias", "rotations")[0] == 0
     assert api.requests[0][1]["debias"] == "rotations"
 
 
