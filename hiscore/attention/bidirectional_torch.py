@@ -14,7 +14,7 @@ MAX_WEIGHTS = 2**24
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _SegmentBatch:
     """Segments of one length."""
 
     rows: Tensor  # int64 [segments, length]
@@ -27,7 +27,7 @@ class TorchBidirectionalAttention:
 
     def __init__(self, shape: BidirectionalShape) -> None:
         self._shape = shape
-        self._batches: list[_Batch] = []
+        self._batches: list[_SegmentBatch] = []
 
     def plan(self, forward: Forward) -> None:
         """Prepare for the layers of a forward, where each segment's first row is read or all of them are."""
@@ -39,7 +39,7 @@ class TorchBidirectionalAttention:
             rows = torch.from_numpy(starts[lengths == length])[:, None] + torch.arange(length)
             at_once = max(1, MAX_WEIGHTS // (self._shape.heads * length * length))
             read = length if everything else 1
-            self._batches += [_Batch(part, read) for part in rows.split(at_once)]
+            self._batches += [_SegmentBatch(part, read) for part in rows.split(at_once)]
 
     def attend(self, layer: int, qkv: Tensor, relative: RelativeProjections | None) -> Tensor:
         shape = self._shape

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
-from hiscore.attention.packed_triton import Launch
+from hiscore.attention.packed_triton import TileLaunch
 from hiscore.kernels.bidirectional_attention import bidirectional_attention
 from hiscore.kernels.dot_size import dot_size
 
 
-def choose_launch(head_dim: int, dtype: torch.dtype) -> Launch:
+def choose_launch(head_dim: int, dtype: torch.dtype) -> TileLaunch:
     """Block sizes that fit registers and shared memory."""
     if dtype == torch.float32:
-        return Launch(32, 32, 4, 1, 1)
-    return Launch(64, 32, 4, 3 if head_dim <= 128 else 2, 3 if head_dim <= 128 else 2)
+        return TileLaunch(32, 32, 4, 1, 1)
+    return TileLaunch(64, 32, 4, 3 if head_dim <= 128 else 2, 3 if head_dim <= 128 else 2)
 
 
 @dataclass

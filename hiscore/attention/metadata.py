@@ -13,7 +13,7 @@ MAX_CONTEXT_SLOTS = 2**22
 """Tokens in the KV pool that the groups of one forward may name together."""
 
 
-class Group(NamedTuple):
+class SegmentGroup(NamedTuple):
     """Consecutive segments with one context: slots of the KV pool, then rows of this forward.
 
     The rest of an item that began in an earlier forward is a group of one segment, and sees that beginning too.
@@ -38,7 +38,7 @@ class Forward(NamedTuple):
     positions: Int32
     """int32 [T]: each item continues the positions of its query, wherever its rows are in the forward."""
     cu_seqlens: Int32  # int32 [segments + 1]: segment s has rows cu_seqlens[s] to cu_seqlens[s + 1]
-    groups: tuple[Group, ...]
+    groups: tuple[SegmentGroup, ...]
     """They cover all rows, in order."""
     slot_mapping: Int64  # int64 [T]: the pool slot of each row's key and value, or `NO_SLOT`
     scored_rows: Int64

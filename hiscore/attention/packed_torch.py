@@ -17,7 +17,7 @@ from torch import Tensor
 from hiscore.arrays import Int64
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flash_torch import flash_attention
-from hiscore.attention.metadata import Forward, Group
+from hiscore.attention.metadata import Forward, SegmentGroup
 from hiscore.device.numerics import soft_cap, softmax, widen
 
 PIECE = 256
@@ -27,7 +27,7 @@ MAX_WEIGHTS = 2**24
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _ContextBatch:
     """Segments of one length with one context."""
 
     rows: Tensor  # int64 [segments, length]
@@ -38,7 +38,7 @@ class _Batch:
 class _Segments:
     """The segments of a group, which share a context."""
 
-    def __init__(self, group: Group, context_slots: Int64, edges: Int64, heads: int) -> None:
+    def __init__(self, group: SegmentGroup, context_slots: Int64, edges: Int64, heads: int) -> None:
         """context_slots: of the group; edges: of all segments of the forward."""
         self.rows = slice(group.first_row, group.last_row)
         self.slots = torch.from_numpy(np.concatenate((context_slots, group.own_slots)))
@@ -59,7 +59,7 @@ class _Segments:
         ]
 
     @cached_property
-    def batches(self) -> list[_Batch]:
+    def batches(self) -> list[_ContextBatch]:
         """Batches in which logits are computed."""
         found = []
         before = torch.arange(self.context_rows.start, self.context_rows.stop)
@@ -72,10 +72,10 @@ class _Segments:
                     found += self._batches(row[None, begin : begin + PIECE], torch.cat((before, row[:begin])))
         return found
 
-    def _batches(self, rows: Tensor, context_rows: Tensor) -> list[_Batch]:
+    def _batches(self, rows: Tensor, context_rows: Tensor) -> list[_ContextBatch]:
         keys = len(self.slots) + len(context_rows) + rows.shape[1]
         parts = rows.split(max(1, MAX_WEIGHTS // (self._heads * rows.shape[1] * keys)))
-        return [_Batch(part, self.slots, context_rows) for part in parts]
+        return [_ContextBatch(part, self.slots, context_rows) for part in parts]
 
 
 class TorchAttention:
@@ -131,7 +131,7 @@ class TorchAttention:
             out[rows] = (own.out if sinks is None else own.with_sinks(sinks[layer])).to(out.dtype)
 
     def _attend_batch(
-        self, batch: _Batch, layer: int, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor
+        self, batch: _ContextBatch, layer: int, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor
     ) -> None:
         """Attend by computing the logits; see `attend`, whose result is `out`."""
         window, before = self._shape.windows[layer], len(batch.context_slots) + len(batch.context_rows)

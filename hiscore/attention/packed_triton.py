@@ -32,7 +32,7 @@ SCORED_BLOCK = 128
 
 
 @dataclass(frozen=True)
-class Launch:
+class TileLaunch:
     m: int
     """Query rows of a tile, times the heads that share a key head."""
     n: int
@@ -47,14 +47,14 @@ class Launch:
         return min(255, REGISTERS // (self.programs * self.warps * WARP) // 8 * 8)
 
 
-def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
+def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> TileLaunch:
     """Block sizes that fit registers and shared memory, measured on an H200."""
     m = dot_size(group)
     if dtype == torch.float32:
-        return Launch(max(m, 32), BLOCK, 4, 1, 1)
+        return TileLaunch(max(m, 32), BLOCK, 4, 1, 1)
     if head_dim > 128:
-        return Launch(max(m, 64), BLOCK, 4, 2, 2)
-    return Launch(max(m, 64), BLOCK, 4, 3, 3)
+        return TileLaunch(max(m, 64), BLOCK, 4, 2, 2)
+    return TileLaunch(max(m, 64), BLOCK, 4, 3, 3)
 
 
 class TileTables:

@@ -23,7 +23,7 @@ COMBINED = 32
 
 
 @dataclass(frozen=True)
-class Launch:
+class SplitLaunch:
     """Block sizes of a launch.
 
     Attributes:
@@ -37,14 +37,14 @@ class Launch:
     stages: int
 
 
-def choose_launch(group: int, value_dim: int, dtype: torch.dtype) -> Launch:
+def choose_launch(group: int, value_dim: int, dtype: torch.dtype) -> SplitLaunch:
     """Block sizes that fit a multiprocessor's registers and shared memory, as the compiler reports them."""
     if value_dim > 256:
-        return Launch(32, 32, 8, 2) if dtype != torch.float32 else Launch(16, 16, 8, 1)
+        return SplitLaunch(32, 32, 8, 2) if dtype != torch.float32 else SplitLaunch(16, 16, 8, 1)
     m = min(64, dot_size(group))
     if dtype == torch.float32:
-        return Launch(m, 16, 4, 2)
-    return Launch(m, 64, 4, 2) if value_dim <= 128 else Launch(m, 32, 4, 2)
+        return SplitLaunch(m, 16, 4, 2)
+    return SplitLaunch(m, 64, 4, 2) if value_dim <= 128 else SplitLaunch(m, 32, 4, 2)
 
 
 def paged_attention(

@@ -103,7 +103,7 @@ class WaitingRequests(Generic[Job]):
             if self._has_to_start(request):
                 late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
                 self._drop(request, "late", late, dropped)
-        batch = _Batch(self._model)
+        batch = _RequestBatch(self._model)
         if between:
             self._order.fill_between(batch)
         else:
@@ -127,7 +127,7 @@ class WaitingRequests(Generic[Job]):
             dropped.append((request, error))
 
 
-class _Batch(Generic[Job]):
+class _RequestBatch(Generic[Job]):
     """`OpenBatch` of requests: notes what was taken of each."""
 
     def __init__(self, model: BatchedModel[Job]) -> None:

@@ -38,7 +38,7 @@ class Status(Enum):
 
 
 class Grammar(Protocol):
-    """Tokens that a sequence may go on with: `hiscore.decoding.requests.grammar.Grammar`."""
+    """Tokens that a sequence may go on with: `hiscore.decoding.requests.grammar.GrammarMatcher`."""
 
     def mask(self) -> Int32: ...
     def advance(self, token: int) -> Int32: ...

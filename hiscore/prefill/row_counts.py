@@ -21,7 +21,7 @@ def capture_sizes(max_rows: int) -> list[int]:
 
 
 SHORT_ROWS = 1_152
-"""Rows of a forward that may be computed between two slices of another: see `serving.request_order`."""
+"""Rows of a forward that may be computed between two slices of another: see `batching.request_order`."""
 START_ROWS, SLICE_ROWS = 512, 2_304
 """The start of a forward takes as long as so many rows, and a slice at most as long as so many, start included."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hiscore.attention import paged_triton
-from hiscore.attention.paged_triton import Launch
+from hiscore.attention.paged_triton import SplitLaunch
 from perf.machine.facts import process_facts
 from perf.machine.graph_timer import microseconds
 from perf.script import arguments, by_comma, described, failed, write_json
@@ -69,7 +69,7 @@ Attend = Callable[[Tensor], Tensor]
 """One layer's attention over its pool: [rows, heads, HEAD_DIM]."""
 
 
-def ours(of: Sequences, launch: Launch | None) -> Attend:
+def ours(of: Sequences, launch: SplitLaunch | None) -> Attend:
     """Our kernel as a step launches it, or with other sizes."""
     if launch is not None:
         paged_triton.choose_launch = lambda *_: launch
@@ -110,7 +110,7 @@ def measure(of: Sequences) -> dict[str, float]:
     chosen = paged_triton.choose_launch
     arms: dict[str, Callable[[], Attend]] = {"as launched": partial(ours, of, None)}
     for n, warps, stages in itertools.product((32, 64, 128), (4, 8), (1, 2, 3)):
-        arms[f"N{n} w{warps} s{stages}"] = partial(ours, of, Launch(16, n, warps, stages))
+        arms[f"N{n} w{warps} s{stages}"] = partial(ours, of, SplitLaunch(16, n, warps, stages))
     for tensor_cores, backend in ((False, "auto"), (True, "fa2"), (True, "fa3")):
         name = f"flashinfer {backend if tensor_cores else 'without tensor cores'}"
         arms[name] = partial(flashinfer, of, tensor_cores, backend)

@@ -12,7 +12,7 @@ import torch
 from hiscore.attention import packed_triton
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
-from hiscore.attention.packed_triton import Launch, TileTables, TritonAttention
+from hiscore.attention.packed_triton import TileLaunch, TileTables, TritonAttention
 from hiscore.prefill.input_layout import InputLayout
 from hiscore.scoring.packing.packing import pack
 from hiscore.scoring.packing.query_cache import QueryCache
@@ -50,7 +50,7 @@ def layers_us(run: Callable[[], object]) -> float:
     return microseconds([run] * GRAPH_LAYERS, warmup_ms=20, measured_ms=60)
 
 
-def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
+def ours(forward: Forward, launch: TileLaunch, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
     """Our kernel with one launch configuration: microseconds and output."""
     packed_triton.choose_launch = lambda *_: launch
     attention = TritonAttention(
@@ -113,7 +113,7 @@ def main() -> None:
         for m, n, warps, stages, per_sm in itertools.product((64, 128), (32, 64), (4,), (2, 3), (2, 3, 4)):
             key = f"M{m} N{n} w{warps} s{stages} x{per_sm}"
             try:
-                times[key], output = ours(forward, Launch(m, n, warps, stages, per_sm), qkv)
+                times[key], output = ours(forward, TileLaunch(m, n, warps, stages, per_sm), qkv)
             except Exception as error:
                 print(name, key, type(error).__name__, flush=True)
                 continue

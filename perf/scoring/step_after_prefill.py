@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.attention.metadata import NO_SLOT, Forward, SegmentGroup
 from hiscore.layers.lm_head import LMHead
 from hiscore.prefill.interface import Runner
 
@@ -71,7 +71,7 @@ def decode_step(forward: Forward, tokens: Int32) -> Forward:
         group = forward.groups[int(np.searchsorted(firsts, row, side="right")) - 1]
         begin = forward.cu_seqlens[np.searchsorted(forward.cu_seqlens, row, side="right") - 1]
         seen = np.r_[group.context_rows, begin : row + 1].astype(np.int64)
-        groups.append(Group(index, index + 1, seen, NO_ROWS))
+        groups.append(SegmentGroup(index, index + 1, seen, NO_ROWS))
     rows = np.arange(len(tokens))
     return Forward(
         input_ids=tokens,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hiscore.arrays import Int32
-from hiscore.decoding.requests.grammar import Grammar, GrammarCompiler
+from hiscore.decoding.requests.grammar import GrammarCompiler, GrammarMatcher
 from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.requests.vllm_inputs import PLAIN_ANSWER, AnswerShape
 from hiscore.decoding.sequence import DecodeCall
@@ -94,7 +94,7 @@ class PromptReader:
             check_ids("logit_bias", np.array(biased, np.int32), self.facts.vocab_size)
         return self._check_ids(input_ids) if text is None else self._encode(text, params.add_special_tokens)
 
-    def compile(self, params: SamplingParams) -> Grammar | None:
+    def compile(self, params: SamplingParams) -> GrammarMatcher | None:
         """The grammar of the request's text; None if it has none.
 
         Raises:

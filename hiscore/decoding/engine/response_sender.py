@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hiscore.arrays import Float32, Int32, Outputs
+from hiscore.arrays import Outputs
+from hiscore.decoding.sequence import Output
 from hiscore.errors import RequestError, to_request_error
 
 log = logging.getLogger(__name__)
@@ -24,34 +25,6 @@ log = logging.getLogger(__name__)
 # Polling for a cancellation is a round trip as well: every POLL_S seconds, MAX_POLLED streams at a time.
 POLL_S = 0.05
 MAX_POLLED = 64
-
-
-class Logprobs(Protocol):
-    """Of one token: its own log-probability, and ids and log-probabilities of the likeliest."""
-
-    @property
-    def chosen(self) -> float: ...
-    @property
-    def top_ids(self) -> Int32: ...
-    @property
-    def top_values(self) -> Float32: ...
-
-
-class Output(Protocol):
-    """What is new of a stream; finish_reason is empty in all but its last output."""
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def finish_reason(self) -> str: ...
-    @property
-    def usage(self) -> Sequence[int]: ...
-    @property
-    def matched_stop(self) -> str: ...
-    @property
-    def logprobs(self) -> Sequence[Logprobs]: ...
 
 
 def unchanged(outputs: Outputs) -> Outputs:

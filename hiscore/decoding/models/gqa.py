@@ -4,7 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from hiscore.attention.flashinfer_prefill import FlashInferAttention
-from hiscore.attention.metadata import Forward, Group
+from hiscore.attention.metadata import Forward, SegmentGroup
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.kv_cache.cache import KVCache
@@ -128,7 +128,7 @@ def pack_chunks(chunks: list[PrefillChunk], page_size: int = 1) -> Forward:
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
     prompt_slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
     groups = tuple(
-        Group(
+        SegmentGroup(
             int(end) - len(chunk.tokens),
             int(end),
             slots[: chunk.start].astype(np.int64),

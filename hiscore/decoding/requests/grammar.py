@@ -30,7 +30,7 @@ REASON = "error: "
 MAX_MESSAGE = 200
 
 
-class Grammar:
+class GrammarMatcher:
     """The tokens that one sequence may go on with. Called by one thread at a time."""
 
     def __init__(self, matcher: "LLMatcher", words: int, name: str) -> None:
@@ -91,7 +91,7 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
 
     @panics_raised()
-    def compile(self, params: SamplingParams) -> Grammar | None:
+    def compile(self, params: SamplingParams) -> GrammarMatcher | None:
         """The grammar of a request; None if it has none.
 
         Raises:
@@ -112,7 +112,7 @@ class GrammarCompiler:
         except ValueError as error:
             raise RequestError(f"parameter '{name}': {_shortened(str(error))}") from None
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**self._limits))
-        return Grammar(matcher, -(-self._vocab_size // 32), name)
+        return GrammarMatcher(matcher, -(-self._vocab_size // 32), name)
 
     def _prepare(self) -> "LLTokenizer":
         """Made for the first request that has a grammar: it takes a second and some memory."""

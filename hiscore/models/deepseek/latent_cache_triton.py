@@ -19,7 +19,7 @@ SELECT_BLOCK, SELECT_WARPS = 1024, 8
 
 
 @dataclass(frozen=True)
-class Launch:
+class LatentLaunch:
     """Block sizes of a launch: tokens (and query heads) at a time, warps, stages of the software pipeline."""
 
     n: int
@@ -120,22 +120,26 @@ class KernelLatents(StagedLatents):
         )  # fmt: skip
 
 
-def scores_launch(dtype: torch.dtype) -> Launch:
+def scores_launch(dtype: torch.dtype) -> LatentLaunch:
     """Block sizes of the scores. A product in float32 takes many registers, as the compiler reports."""
-    return Launch(n=16, warps=8, stages=1) if dtype == torch.float32 else Launch(n=128, warps=4, stages=2)
+    return (
+        LatentLaunch(n=16, warps=8, stages=1)
+        if dtype == torch.float32
+        else LatentLaunch(n=128, warps=4, stages=2)
+    )
 
 
-def attention_launch(dtype: torch.dtype) -> Launch:
+def attention_launch(dtype: torch.dtype) -> LatentLaunch:
     """Block sizes of attention at latents of 512: 64 heads are the fewest that Hopper multiplies at full speed."""
     if dtype == torch.float32:
-        return Launch(m=16, n=16, warps=8, stages=1)
-    return Launch(m=64, n=32, warps=8, stages=2)
+        return LatentLaunch(m=16, n=16, warps=8, stages=1)
+    return LatentLaunch(m=64, n=32, warps=8, stages=2)
 
 
-def full_launch(dtype: torch.dtype) -> Launch:
+def full_launch(dtype: torch.dtype) -> LatentLaunch:
     if dtype == torch.float32:
-        return Launch(m=16, n=16, warps=4, stages=1)
-    return Launch(m=128, n=64, warps=8, stages=2)
+        return LatentLaunch(m=16, n=16, warps=4, stages=1)
+    return LatentLaunch(m=128, n=64, warps=8, stages=2)
 
 
 def _padded(width: int) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hiscore.arrays import Int32, Int64, joined
-from hiscore.attention.metadata import Forward, Group
+from hiscore.attention.metadata import Forward, SegmentGroup
 from hiscore.scoring.packing.longrope import LongropeTables
 from hiscore.scoring.packing.packed_prompt import PackedPrompt
 
@@ -79,7 +79,7 @@ class BatchRows(NamedTuple):
             read_items=joined([p.items for p in packed]),
         )
 
-    def forward(self, begin: int, end: int, groups: Sequence[Group]) -> Forward:
+    def forward(self, begin: int, end: int, groups: Sequence[SegmentGroup]) -> Forward:
         """Rows `begin` to `end`, whose groups are these."""
         inside, read_ends, read_items = self.segment_ends[:-1], self.read_ends, self.read_items
         if end - begin < len(self.tokens):  # it may begin and end within a query or an item

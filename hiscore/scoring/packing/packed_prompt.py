@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hiscore.arrays import Int64
-from hiscore.attention.metadata import NO_SLOT, Group
+from hiscore.attention.metadata import NO_SLOT, SegmentGroup
 from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.requests.query_key import PAGE
 from hiscore.scoring.requests.request import MultiItemPrompt
@@ -47,23 +47,23 @@ class PackedPrompt:
         token = index - self.begin
         return token - self._node(token)[0]
 
-    def groups(self, begin: int, end: int) -> Iterator[Group]:
+    def groups(self, begin: int, end: int) -> Iterator[SegmentGroup]:
         """The groups of a forward that begins and ends at these indices of the batch's sequence."""
         first, last = max(begin - self.begin, self.cached), min(end, self.end) - self.begin
         shift = self.begin - begin  # from token to row
         none = slice(0, 0)
         items = max(first, self.query)
         if first < self.query:
-            yield Group(first + shift, min(last, self.query) + shift, self.slots[:first], none)
+            yield SegmentGroup(first + shift, min(last, self.query) + shift, self.slots[:first], none)
         elif first > self.query and (item := self._node(first))[0] < first:
             # The rest of an item that began in the forward before: it sees that part of itself as well.
             items = min(last, item[1])
             own = self.slots[item[0] : first]
-            yield Group(first + shift, items + shift, self.slots[: self.query], none, own)
+            yield SegmentGroup(first + shift, items + shift, self.slots[: self.query], none, own)
         if items < last:
             in_pool = min(first, self.query)
             new = slice(in_pool + shift, self.query + shift) if first < self.query else none
-            yield Group(items + shift, last + shift, self.slots[:in_pool], new)
+            yield SegmentGroup(items + shift, last + shift, self.slots[:in_pool], new)
 
     def keep_across(self, boundary: int, cache: QueryCache) -> Iterator[Allocation]:
         """Allocate slots for the tokens before a forward's end that tokens after it still see.

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hiscore.attention.metadata import Forward, Group
+from hiscore.attention.metadata import Forward, SegmentGroup
 from hiscore.scoring.packing.batch_rows import BatchRows
 from hiscore.scoring.packing.longrope import LongropeTables
 from hiscore.scoring.packing.packed_prompt import Allocation, PackedPrompt
@@ -83,7 +83,7 @@ def pack(
     forwards = []
     remaining = deque(packed)
     for begin, end in pairwise([0, *ends]):
-        groups_of_forward: list[Group] = []
+        groups_of_forward: list[SegmentGroup] = []
         while remaining and remaining[0].begin + remaining[0].cached < end:
             groups_of_forward += remaining[0].groups(begin, end)
             if remaining[0].end > end:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hiscore.arrays import Int32, Int64
-from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.attention.metadata import NO_SLOT, Forward, SegmentGroup
 from hiscore.scoring.packing.packing import Batch
 from hiscore.scoring.requests.request import MultiItemPrompt
 
@@ -90,7 +90,7 @@ def _forward(tokens: Int32, edges: Int64, firsts: Int64, first_item: int, rules:
         input_ids=tokens,
         positions=rules.positions(tokens, edges),
         cu_seqlens=edges.astype(np.int32),
-        groups=(Group(0, rows, np.empty(0, np.int64), slice(0, 0)),),
+        groups=(SegmentGroup(0, rows, np.empty(0, np.int64), slice(0, 0)),),
         slot_mapping=np.full(rows, NO_SLOT, np.int64),
         scored_rows=np.arange(rows) if rules.reads_all else edges[:-1],
         scored_items=np.arange(first_item, first_item + pairs),

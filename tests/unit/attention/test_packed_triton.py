@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.attention.metadata import NO_SLOT, Forward, SegmentGroup
 from hiscore.attention.packed_torch import TorchAttention
 from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tile_inputs import describe
@@ -189,7 +189,7 @@ def test_nothing_before_a_window_is_read(window: int, by_kernel: bool) -> None:
     pool, ring = (random(size, 2, kv_heads, head_dim, seed=size) for size in (200, 128))
     ends = np.cumsum(lengths)
     groups = tuple(
-        Group(
+        SegmentGroup(
             int(end) - length, int(end), first + np.arange(start), slice(0, 0),
             window_slots=64 * at + np.arange(start) % 64,
         )

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hiscore.attention.metadata import Group
+from hiscore.attention.metadata import SegmentGroup
 from hiscore.attention.tile_inputs import (
     ALL_SCORED,
     GROUP_FIELDS,
@@ -24,9 +24,9 @@ def slots(*values: int) -> np.ndarray:
 def test_groups_are_described_with_their_first_tiles_and_contexts() -> None:
     """A query of 5 rows, then items of 3 and 4 that see it; the last 2 rows of an item that began earlier."""
     groups = [
-        Group(0, 5, slots(), slice(0, 0)),
-        Group(5, 12, slots(70, 71, 72), slice(0, 5)),
-        Group(12, 14, slots(90), slice(0, 0), slots(33)),
+        SegmentGroup(0, 5, slots(), slice(0, 0)),
+        SegmentGroup(5, 12, slots(70, 71, 72), slice(0, 5)),
+        SegmentGroup(12, 14, slots(90), slice(0, 0), slots(33)),
     ]
     found = describe(forward_of([5, 3, 4, 2], [13, 7, 11], groups), 4)
     assert found.tiles == 2 + 2 + 1
@@ -48,13 +48,13 @@ def test_no_rows_in_any_groups_take_more_than_the_bounds(rows_per_tile: int) -> 
     for _ in range(50):
         lengths = rng.integers(1, 9, rng.integers(1, 6)).tolist()
         edges = np.cumsum([0, *lengths]).tolist()
-        groups = [Group(a, b, slots(), slice(0, 0)) for a, b in pairwise(edges)]
+        groups = [SegmentGroup(a, b, slots(), slice(0, 0)) for a, b in pairwise(edges)]
         found = describe(forward_of(lengths, [0], groups), rows_per_tile)
         assert found.tiles == sum(-(-n // rows_per_tile) for n in lengths)
         assert found.tiles <= max_tiles(edges[-1], len(groups), rows_per_tile)
         assert found.size <= most_described(edges[-1])
     # They are reached: by a group of one row and one of whole tiles and a row, and by rows that are groups.
-    one_more = [Group(0, 1, slots(), slice(0, 0)), Group(1, 6, slots(), slice(0, 0))]
+    one_more = [SegmentGroup(0, 1, slots(), slice(0, 0)), SegmentGroup(1, 6, slots(), slice(0, 0))]
     assert describe(forward_of([1, 5], [0], one_more), 4).tiles == max_tiles(6, 2, 4) == 3
-    single = [Group(row, row + 1, slots(), slice(0, 0)) for row in range(6)]
+    single = [SegmentGroup(row, row + 1, slots(), slice(0, 0)) for row in range(6)]
     assert describe(forward_of([1] * 6, [0], single), 4).size == most_described(6)

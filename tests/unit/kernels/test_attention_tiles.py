@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.metadata import Forward, Group
+from hiscore.attention.metadata import Forward, SegmentGroup
 from hiscore.attention.packed_triton import SCORED_BLOCK, TritonAttention
 from hiscore.attention.tile_inputs import BLOCK, NO_KEY, TILE_FIELDS, describe, max_tiles, most_columns
 from hiscore.prefill.input_layout import MAX_TAIL_ROWS, NO_ROWS, pad_scored
@@ -185,7 +185,7 @@ def test_a_segment_may_need_more_columns_than_its_last_tile_has() -> None:
     none = np.empty(0, np.int64)
     for lengths in ([42, 5, 17, 22], [20], [62, 20], [40, 3, 21]):
         last = sum(lengths)
-        groups = [Group(a, b, none, slice(0, 0)) for a, b in ((0, last), (last, last + 21))]
+        groups = [SegmentGroup(a, b, none, slice(0, 0)) for a, b in ((0, last), (last, last + 21))]
         forward = forward_of([*lengths, 21], [], groups)
         tiles, last_layer = cut(forward, 21)
         assert tiles == tiles_by_rule(forward, 21)

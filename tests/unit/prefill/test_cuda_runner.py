@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
-from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.attention.metadata import NO_SLOT, Forward, SegmentGroup
 from hiscore.attention.packed_triton import TileTables
 from hiscore.attention.tile_inputs import ALL_SCORED, GROUP_FIELDS, HEADER
 from hiscore.prefill.input_layout import MAX_TAIL_ROWS, InputLayout, pad_scored
@@ -80,8 +80,8 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
         positions=np.array([0, 1, 2, 3, 4], np.int32),
         cu_seqlens=np.array([0, 2, 5], np.int32),
         groups=(
-            Group(0, 2, np.empty(0, np.int64), slice(0, 0)),
-            Group(2, 5, np.array([40, 41]), slice(0, 2)),
+            SegmentGroup(0, 2, np.empty(0, np.int64), slice(0, 0)),
+            SegmentGroup(2, 5, np.array([40, 41]), slice(0, 2)),
         ),
         slot_mapping=np.array([7, NO_SLOT, 9, NO_SLOT, 3], np.int64),
         scored_rows=np.array([4], np.int64),

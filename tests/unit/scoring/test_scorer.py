@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from hiscore.attention.metadata import Group
+from hiscore.attention.metadata import SegmentGroup
 from hiscore.errors import RequestError
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.scoring import decoder_scorer
@@ -81,7 +81,7 @@ def plain_causal(calls, budget: int, pages, longrope) -> Batch:
     """Plain causal attention over the packed sequence: a token sees everything before it."""
     (forward,) = pack(calls, budget, pages, longrope).forwards
     rows = len(forward.input_ids)
-    everything = Group(0, rows, np.empty(0, np.int64), slice(0, 0))
+    everything = SegmentGroup(0, rows, np.empty(0, np.int64), slice(0, 0))
     edges = np.array([0, rows], np.int32)
     return Batch((forward._replace(cu_seqlens=edges, groups=(everything,)),), (0,) * len(calls))
 

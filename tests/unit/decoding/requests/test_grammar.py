@@ -14,7 +14,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders
 
-from hiscore.decoding.requests.grammar import Grammar, GrammarCompiler
+from hiscore.decoding.requests.grammar import GrammarCompiler, GrammarMatcher
 from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.scheduling.batch import make_sampling_batch
@@ -57,7 +57,11 @@ def compiler(tokenizer: TextTokenizer) -> GrammarCompiler:
 
 
 def generated(
-    tokenizer: TextTokenizer, params: SamplingParams, seed: int, grammar: Grammar | None, tokens: int = 800
+    tokenizer: TextTokenizer,
+    params: SamplingParams,
+    seed: int,
+    grammar: GrammarMatcher | None,
+    tokens: int = 800,
 ) -> str | None:
     """What a model with random logits generates; None if it does not come to an end."""
     eos = eos_of(tokenizer)
@@ -204,8 +208,10 @@ class PanicException(BaseException):
     """What libraries written in Rust raise: no `Exception`."""
 
 
-@pytest.mark.parametrize("call", [Grammar.mask, lambda grammar: grammar.advance(1)], ids=["mask", "advance"])
-def test_a_panic_of_the_library_is_an_error_of_its_request(call: Callable[[Grammar], Any]) -> None:
+@pytest.mark.parametrize(
+    "call", [GrammarMatcher.mask, lambda grammar: grammar.advance(1)], ids=["mask", "advance"]
+)
+def test_a_panic_of_the_library_is_an_error_of_its_request(call: Callable[[GrammarMatcher], Any]) -> None:
     class Matcher:
         def is_error(self) -> bool:
             return False
@@ -216,4 +222,4 @@ def test_a_panic_of_the_library_is_an_error_of_its_request(call: Callable[[Gramm
         consume_token = unsafe_compute_mask_ptr
 
     with pytest.raises(Panic, match="out of bounds"):
-        call(Grammar(Matcher(), 2, "json_schema"))  # type: ignore[arg-type]
+        call(GrammarMatcher(Matcher(), 2, "json_schema"))  # type: ignore[arg-type]
