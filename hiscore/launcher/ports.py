@@ -10,7 +10,7 @@ from hiscore.launcher.addresses import family
 from hiscore.launcher.errors import LaunchError
 
 FIRST = 10_000
-"""Of the ports that are chosen: most services have lower ones."""
+"""Least of the ports that are chosen: most services have lower ones."""
 TRIES = 100
 """Before any port will do."""
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -37,9 +37,9 @@ class ScorerSettings(ScoringSettings, Precision, Division, Limits, ModelSettings
     """Settings of the `scorer` model."""
 
     max_batch_tokens: PositiveInt
-    """Of its device: the launcher has chosen where the setting is not set."""
+    """A number for its device: the launcher has chosen one for `auto`."""
     takes_text: bool
-    """Whether `score` is loaded, which hands its texts to this model."""
+    """True if `score` is loaded, which hands its texts to this model."""
 
     @property
     def max_queue_tokens(self) -> int:
