@@ -18,12 +18,7 @@ class BatchedScorer:
     """`BatchedModel` of `ScoreRequest`, with costs in tokens; answers are `Outputs`."""
 
     def __init__(self, scorer: Scorer, record: Callable[[BatchStats | None], None]) -> None:
-        """Wrap a scorer.
-
-        Args:
-            scorer: What computes.
-            record: Called after each batch with its cost, or with None if it held only canaries.
-        """
+        """Wrap a scorer. After each batch `record` gets its cost, or None if it held only canaries."""
         self.async_launch = scorer.device.type == "cuda"
         self.between = scorer.between
         self._scorer, self._record = scorer, record
@@ -42,10 +37,7 @@ class BatchedScorer:
         )
 
     def join(self, job: ScoreRequest, answers: Sequence[Outputs]) -> Outputs:
-        """Concatenate the scores of a request's parts.
-
-        Only the cached tokens of the first part count: the request itself put there what later parts hit.
-        """
+        """Concatenate the parts' scores. Cached tokens are the first part's: later parts hit what it cached."""
         scores = np.concatenate([part["scores"] for part in answers], axis=1)
         usage = np.array([[len(job.prompt.tokens), answers[0]["usage"][0, 1]]], np.int32)
         return {"scores": scores, "usage": usage}

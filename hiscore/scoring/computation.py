@@ -24,11 +24,7 @@ PLACE = "scorer"
 
 @dataclass(frozen=True)
 class Computation:
-    """Computes batches on one device.
-
-    Attributes:
-        head: The checkpoint's LM head, or a classifier's.
-    """
+    """Computes batches on one device; `head` is the checkpoint's LM head or a classifier's."""
 
     runner: ForwardRunner
     head: LMHead
@@ -49,17 +45,15 @@ class Computation:
 
 @torch.inference_mode()
 def compute(rank: Rank, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]) -> list[HeadResult]:
-    """See `Computation.compute`."""
     return computation(rank).compute(forwards, requests)
 
 
 def computation(rank: Rank) -> Computation:
-    """Return a rank's computation."""
     found: Computation = rank.held[PLACE]
     return found
 
 
 def _places(forwards: Sequence[Forward]) -> Int64:
-    """int64 [R]: the row of each item of a batch among those that its forwards read, in whatever order they do."""
+    """Find the row of each item of a batch among the rows that its forwards read: int64 [R]."""
     items = np.concatenate([np.empty(0, np.int64), *(forward.scored_items for forward in forwards)])
     return np.argsort(items)

@@ -35,12 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DecoderPacking:
-    """Packs a decoder's prompts: items share their query, which stays cached.
-
-    Attributes:
-        budget: Tokens per forward.
-        longrope: None: all prompts are rotated alike.
-    """
+    """Packs a decoder's prompts into forwards of `budget` tokens: items share their query, which stays cached."""
 
     budget: int
     cache: QueryCache
@@ -69,15 +64,12 @@ def load_decoder_scorer(
     """Plan the memory, load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
 
     Args:
-        checkpoint: Its directory.
         device: A name for `torch.device`; "auto": a GPU if there is one.
-        dtype: The setting; "auto": bfloat16 on a GPU, else float32.
+        dtype: "auto": bfloat16 on a GPU, else float32.
         max_batch_tokens: Tokens of one forward.
-        query_cache_bytes: Bytes on the device for keys and values of cached queries; 0: no cache; None: see
-            `default_cache_bytes`.
-        max_context: Tokens of query and item at most; None: see `context_limit`.
-        resources: The memory and progress that the model shares with its server; None: there is no server.
-        leader: The leader of the ranks that compute together, whose devices are used; None: there is one rank.
+        query_cache_bytes: For keys and values of cached queries; 0: no cache; None: `default_cache_bytes`.
+        max_context: Tokens of query and item; None: the checkpoint's `context_limit`.
+        leader: The leader of the ranks that compute together; None: there is one rank.
 
     Raises:
         UnsupportedCheckpoint: The decoder cannot compute the checkpoint.
@@ -112,14 +104,7 @@ def load_decoder_scorer(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint and the settings by which it is loaded.
-
-    Attributes:
-        directory: Its files.
-        dtype: The setting.
-        max_context: The setting.
-        budget: Tokens of one forward.
-    """
+    """A checkpoint and the settings by which it is loaded; `budget` counts the tokens of one forward."""
 
     directory: Path
     dtype: str
@@ -130,16 +115,7 @@ class Checkpoint:
 def set_up(
     leader: Leader, of: Checkpoint, cache_bytes: int | None, resources: ServerResources
 ) -> tuple[Computation, PoolSizes]:
-    """Plan the memory of all ranks, load the checkpoint and, on CUDA, capture graphs.
-
-    Args:
-        cache_bytes: On each rank's device, for keys and values of cached queries; None: see `default_cache_bytes`.
-        resources: What the model shares with its server.
-
-    Raises:
-        UnsupportedCheckpoint, MemoryExceeded, ValueError: See `load_decoder_scorer`.
-        RankError: The same on one of several ranks.
-    """
+    """Plan the memory of all ranks, load the checkpoint and, on CUDA, capture graphs."""
     leader.prepare(partial(enter, resources=resources))
     # The pools of all ranks are of one size, since a slot is the same on each.
     cache_bytes = default_cache_bytes(leader.do(least_free)) if cache_bytes is None else cache_bytes
@@ -196,7 +172,6 @@ def launches_in_slices(rank: Rank, a: Architecture) -> bool:
 
 
 def load(rank: Rank, of: Checkpoint) -> None:
-    """Load the rank's share of the weights."""
     resources: ServerResources = rank.held["resources"]
     whole, _ = read_architecture(of.directory, of.max_context)
     precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)

@@ -23,25 +23,16 @@ CUDA_BYTES = 5 * 2**27
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """The pool of keys and values, in pages.
-
-    Attributes:
-        pages: All.
-        reserve: Those that a batch of several forwards can have in any case.
-    """
+    """Pages of the KV pool, `reserve` of which a batch of several forwards can have in any case."""
 
     pages: int
     reserve: int
 
 
 def pool_sizes(a: Architecture, number_bytes: int, budget: int, query_cache_bytes: int) -> PoolSizes:
-    """One pool for cached queries and for what a call keeps from one forward to the next.
+    """Size one pool for cached queries and for what a call keeps between forwards of `budget` tokens.
 
-    Args:
-        a: Of the checkpoint; its context is the longest that is served.
-        number_bytes: Bytes of one number of a key or value.
-        budget: Tokens of a forward.
-        query_cache_bytes: The pool, if that is more than the reserve.
+    The pool has `query_cache_bytes` unless its reserve is larger; `number_bytes` is that of one key's number.
     """
     reserve = pool_reserve(a.context_length, budget)
     return PoolSizes(max(reserve, query_cache_bytes // (PAGE * slot_bytes(a, number_bytes))), reserve)
@@ -66,16 +57,12 @@ def plan_memory(
     pages: int,
     in_slices: bool = True,
 ) -> MemoryPlan:
-    """The scorer's plan.
+    """Plan the scorer's memory.
 
     Args:
-        place: The device.
-        a: The checkpoint's architecture.
         number_bytes: Bytes of one number of an activation, a key or a value.
-        weights: Their line.
         budget: Tokens of a forward.
-        pages: Pages of the pool of keys and values.
-        in_slices: Whether a GPU launches large forwards in slices.
+        in_slices: A GPU launches large forwards in slices.
     """
     on_cuda = place.startswith("cuda")
     activations = activation_bytes(a, budget, number_bytes) + head_bytes(a, HEAD_ROWS)

@@ -34,11 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PairPacking:
-    """Packs an encoder's prompts: every item with the query, so nothing is cached.
-
-    Attributes:
-        budget: Tokens per forward; a longer pair has a forward of its own.
-    """
+    """Packs an encoder's prompts into forwards of `budget` tokens: each item with the query, so nothing is cached."""
 
     budget: int
     rules: PairRules
@@ -62,15 +58,12 @@ def load_encoder_scorer(
     max_context: int | None = None,
     resources: ServerResources | None = None,
 ) -> Scorer:
-    """Plan the memory, load a checkpoint and, on CUDA, capture graphs.
+    """Plan the memory, load an encoder's checkpoint and, on CUDA, capture graphs.
 
     Args:
-        checkpoint: Its directory.
-        device: A name for `torch.device`; "auto": a GPU if there is one.
         dtype: float32 or bfloat16; "auto": bfloat16 on a GPU, else float32.
         max_batch_tokens: Tokens of one forward; a longer pair has a forward of its own.
-        max_context: Tokens of a pair at most; None: see `context_limit`.
-        resources: The memory and progress that the model shares with its server; None: there is no server.
+        max_context: Tokens of a pair; None: the checkpoint's `context_limit`.
 
     Raises:
         UnsupportedCheckpoint: The encoder cannot compute the checkpoint.
@@ -115,13 +108,7 @@ def load_encoder_scorer(
 def plan_pairs(
     place: str, a: EncoderArchitecture, number_bytes: int, weights: int, max_rows: int
 ) -> MemoryPlan:
-    """Plan an encoder's memory.
-
-    Args:
-        number_bytes: Bytes of one number of an activation.
-        weights: Bytes.
-        max_rows: Tokens of a forward.
-    """
+    """Plan an encoder's memory for forwards of `max_rows` tokens, with activations of `number_bytes`."""
     on_cuda = place.startswith("cuda")
     # The residual stream and sums with it are float32.
     stream = 3 * 4 * a.hidden_size
@@ -154,7 +141,7 @@ def make_scorer(
     resources: ServerResources,
     leader: Leader | None = None,
 ) -> Scorer:
-    """Load the scorer of a checkpoint's kind; for the arguments see `load_decoder_scorer`.
+    """Load the scorer of a checkpoint's kind, decoder or encoder.
 
     Raises:
         UnsupportedCheckpoint: An encoder on several ranks.
@@ -169,7 +156,7 @@ def make_scorer(
 
 
 def _token_types(checkpoint: Path) -> tuple[int, int]:
-    """The token types of query and item, as the checkpoint's tokenizer gives them to a pair."""
+    """Read the token types that the checkpoint's tokenizer gives to query and item."""
     if not has_tokenizer(checkpoint):
         return 0, 1
     template = load_tokenizer(checkpoint, pairs=True).pair

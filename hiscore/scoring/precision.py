@@ -12,7 +12,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def use_device(device: str) -> torch.device:
-    """The device of this name; "auto" is a GPU if there is one. A GPU becomes the current one."""
+    """Find the device of this name, "auto" being a GPU if there is one; a GPU becomes the current one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     chosen = torch.device(device)
@@ -25,10 +25,7 @@ def use_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device, stored_in_fp8: bool = False) -> str:
-    """The numbers by name: those of the setting, with auto decided.
-
-    Args:
-        stored_in_fp8: Whether the checkpoint is in fp8, which it keeps where the device has fp8.
+    """Decide the format of the numbers; with "auto", a checkpoint in fp8 stays so where the device has fp8.
 
     Raises:
         ValueError: The device does not compute in that format.

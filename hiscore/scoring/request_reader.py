@@ -26,13 +26,9 @@ IDS = ("input_ids", "delimiter_indices")
 
 @dataclass(frozen=True)
 class RequestReader:
-    """Reads and validates requests; all that they hold is copied.
+    """Reads and validates requests, and copies all that they hold.
 
-    Attributes:
-        facts: Sizes to validate against.
-        limits: Bounds of one call.
-        to_compute: Turns a validated prompt into what is computed.
-        tokenizer: None where token ids alone are taken.
+    `to_compute` turns a validated prompt into what is computed; without a `tokenizer` only token ids are taken.
     """
 
     facts: CheckpointFacts
@@ -41,11 +37,7 @@ class RequestReader:
     tokenizer: BatchedTokenizer | None
 
     def read(self, request: Any) -> ScoreRequest | Staged[ScoreRequest]:
-        """Read a request by ids, or one by text, which the tokenizer's batcher works on first.
-
-        Raises:
-            RequestError: It cannot be served.
-        """
+        """Read a request by ids, or one by text, which the tokenizer's batcher works on first."""
         options = parse_options(parameters(request))
         texts = [name for name in TEXTS if tensor(request, name) is not None]
         if not texts:

@@ -49,11 +49,7 @@ class Scorer:
         packing: Packing,
         leader: Leader | None = None,
     ) -> None:
-        """Join the parts of a scorer; see `load_decoder_scorer` and `load_encoder_scorer`.
-
-        Args:
-            leader: The leader of the ranks that hold their computations; None: this is the only rank.
-        """
+        """Join the parts of a scorer; `leader` leads the ranks that hold their computations, if there are several."""
         self.computation, self.facts, self.packing = computation, facts, packing
         self.device = computation.device
         if leader is None:
@@ -67,7 +63,6 @@ class Scorer:
         return self.computation.runner
 
     def close(self) -> None:
-        """End the other ranks, if there are any."""
         self._leader.close()
 
     def score(self, requests: Sequence[ScoreRequest]) -> tuple[list[Scores | RequestError], BatchStats]:
@@ -87,10 +82,11 @@ class Scorer:
 
     @torch.inference_mode()
     def in_slices(self, requests: Sequence[ScoreRequest]) -> Iterator[LaunchedSlice | PendingScores]:
-        """Pack a batch and launch it, a slice at each step, the last of which gives the scores.
+        """Pack a batch and launch it, a slice at each step, the last of which gives the scores; any thread
+        may take one.
 
         Until then other batches may be launched that cost no more than `between`, by the prices of
-        `Packing.plan`. Any thread may take a step.
+        `Packing.plan`.
         """
         self._use_device()
         try:

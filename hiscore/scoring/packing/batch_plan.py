@@ -1,13 +1,14 @@
-"""The costs of a batch of prompts, and how much of a large prompt one batch takes.
+"""The costs of a batch of prompts, and the part of a large prompt that one batch takes.
 
-A prompt costs the tokens that have to be computed: not those of its query that are in the prefix cache, or that a
-prompt before it in the batch brings. A part of a prompt holds the whole query and some of the items. Items do not
+A prompt costs the tokens that have to be computed: not those of its query that are in the prefix cache, or
+that a
+prompt before it in the batch brings. A part of a prompt holds the whole query and some of the items. Items do
+not
 see each other, so their scores do not change.
 
-Between the slices of another batch nothing may turn out to cost more. So there only the very same query is shared:
+Between the slices of another batch nothing may turn out to cost more. So there only the very same query is
+shared:
 for others the pool may have no room (`QueryCache.held`).
-
-Pure: knows no device.
 """
 
 import numpy as np
@@ -29,12 +30,7 @@ class ScoringPlan:
     """`BatchPlan` of `ScoreRequest`, with costs in tokens; the progress of a job is in items."""
 
     def __init__(self, cache: QueryCache, budget: int) -> None:
-        """Start an empty batch.
-
-        Args:
-            cache: Where queries may be cached. It is not changed.
-            budget: Tokens per forward.
-        """
+        """Start an empty batch of forwards of `budget` tokens; `cache` is not changed."""
         self._cache, self._budget = cache, budget
         self._queries: set[bytes] = set()
         self._pages: set[bytes] = set()

@@ -1,7 +1,6 @@
-"""The new tokens of a whole batch, one row each: worked out for all prompts at once, then cut into forwards.
+"""The new tokens of a whole batch, one row each, cut into forwards.
 
-A batch may hold hundreds of prompts, and what NumPy takes for an array hardly depends on its size: so nothing here
-is done prompt by prompt. Pure NumPy.
+NumPy's time for an array hardly depends on its size, so rows are made for all of a batch's prompts at once.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ class BatchRows(NamedTuple):
 
     @classmethod
     def of(cls, packed: Sequence[PackedPrompt], longrope: LongropeTables | None = None) -> "BatchRows":
-        """The rows of at least one prompt, whose slots are set."""
+        """Make the rows of at least one prompt, whose slots are set."""
         # A prompt's nodes are its query and its items, which follow it. The items of one begin at one position.
         new_of_queries = np.array([p.query - p.cached for p in packed])  # the cached tokens have no rows
         counts: list[int] = []  # in turn 1 for a query, and how many items it has
@@ -80,7 +79,7 @@ class BatchRows(NamedTuple):
         )
 
     def forward(self, begin: int, end: int, groups: Sequence[SegmentGroup]) -> Forward:
-        """Rows `begin` to `end`, whose groups are these."""
+        """Make the forward of rows `begin` to `end`."""
         inside, read_ends, read_items = self.segment_ends[:-1], self.read_ends, self.read_items
         if end - begin < len(self.tokens):  # it may begin and end within a query or an item
             ends = self.segment_ends

@@ -1,10 +1,10 @@
-"""Longrope: which rotary table a prompt needs, and calls whose items need both.
+"""Longrope: the rotary table that a prompt needs, and calls whose items need both.
 
-Transformers rotates a sequence longer than the original context by other frequencies, from its first token on. So
-the query's keys behind a long item are not those behind a short one. An item gets the score that it gets alone, so
+Transformers rotates a sequence longer than the original context by other frequencies, from its first token
+on. So
+the query's keys behind a long item are not those behind a short one. An item gets the score that it gets
+alone, so
 the long items of a call are packed as a prompt of their own, whose query is computed and cached apart.
-
-Pure NumPy.
 """
 
 from dataclasses import dataclass, replace
@@ -17,29 +17,22 @@ from hiscore.scoring.requests.request import MultiItemPrompt
 
 @dataclass(frozen=True)
 class LongropeTables:
-    """The two tables of longrope.
-
-    Attributes:
-        original_context: Tokens of a query and an item, up to which the first one is for.
-        second: Where in the tables the second one begins.
+    """The two rotary tables of longrope: the first for up to `original_context` tokens, `second` the row of
+    the next.
     """
 
     original_context: int
     second: int
 
     def of(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
-        """The prompt, known as long if every item of it is."""
+        """Mark a prompt as long if every item of it is."""
         is_long = self._are_long(prompt)
         if prompt.is_long or not len(is_long) or not is_long.all():
             return prompt
         return replace(prompt, is_long=True)
 
     def apart(self, prompt: MultiItemPrompt) -> list[tuple[MultiItemPrompt, Int64]]:
-        """The short items and the long ones, each with their query.
-
-        Returns:
-            Of each kind there is, int64 [items] too: their indices.
-        """
+        """Part short items from long ones; each prompt comes with the indices of its items, int64 [items]."""
         is_long = self._are_long(prompt)
         if bool((is_long == is_long[0]).all()):
             return [(self.of(prompt), np.arange(len(is_long)))]

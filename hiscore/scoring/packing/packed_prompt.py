@@ -24,11 +24,9 @@ class PackedPrompt:
     """A prompt and its place in the batch's sequence. Its tokens count from the query's first, cached or not."""
 
     def __init__(self, prompt: MultiItemPrompt, begin: int, slots: Int64, cached: int, items: Int64) -> None:
-        """Place a prompt.
+        """Place a prompt whose first new token has index `begin` in the batch's sequence.
 
         Args:
-            prompt: Query and items.
-            begin: Index of its first new token in the batch's sequence.
             slots: Pool slots of its first tokens.
             cached: Its first tokens that are not computed.
             items: int64 [items]: the index of each among all items of the batch.
@@ -43,7 +41,6 @@ class PackedPrompt:
         self.slots[: len(slots)], self.slots[len(slots) :] = slots, NO_SLOT
 
     def offset_in_node(self, index: int) -> int:
-        """Return the offset of an index of the batch's sequence in its query or item."""
         token = index - self.begin
         return token - self._node(token)[0]
 

@@ -1,19 +1,20 @@
 """Pack the prompts of a batch into ragged forwards under a token budget, without padding.
 
-The tokens of all prompts form one sequence: query, items, next query, next items. A forward is a slice of it with
+The tokens of all prompts form one sequence: query, items, next query, next items. A forward is a slice of it
+with
 at most `budget` tokens. Query tokens found in the prefix cache are left out, and prompts with the same query are
 packed as one (`query_groups`).
 
-A slice never ends within a block of keys that attention adds up at once: a query or an item is cut at multiples of
+A slice never ends within a block of keys that attention adds up at once: a query or an item is cut at
+multiples of
 a page only. So the order of a row's sums, and every bit of its result, is the same however a batch is cut.
 
-Attention follows one rule. A *segment* is a run of new tokens of one query or one item; consecutive segments that
+Attention follows one rule. A *segment* is a run of new tokens of one query or one item; consecutive segments
+that
 see the same *context* form a *group*: a query alone, or the items of a prompt. A token sees the context of its
 group and its own segment up to itself, nothing else. So no mask and no delimiter is needed, and no item can see
 another. The context is the query: first what is in the KV pool (cached, or computed by an earlier forward of the
 batch), then what is new in this forward.
-
-Pure NumPy: knows neither Triton nor a device.
 """
 
 from collections import deque
@@ -48,9 +49,7 @@ def pack(
     """Pack prompts into forwards. A prompt without items costs nothing: no row of it would be read.
 
     Args:
-        prompts: In the order of the batch.
         budget: Tokens per forward, at most; at least a page.
-        cache: Holds cached queries, and what prompts keep from one forward to the next.
         longrope: Its tables beyond the original context; None: all prompts are rotated alike.
 
     Raises:
@@ -126,8 +125,7 @@ def _cut(packed: Sequence[PackedPrompt], budget: int) -> list[int]:
 def _keep_across_forwards(packed: Sequence[PackedPrompt], ends: Sequence[int], cache: QueryCache) -> None:
     """Allocate slots for the prompts that span several forwards.
 
-    The forward before a boundary writes what is allocated there, so pages may pass from one prompt to another only
-    once that forward no longer reads them.
+    The forward before a boundary writes what is allocated there: a page passes on once that forward has read it.
     """
     allocations: list[Allocation] = []
     boundaries = deque(pairwise([0, *ends[:-1]]))
@@ -148,15 +146,13 @@ def _keep_across_forwards(packed: Sequence[PackedPrompt], ends: Sequence[int], c
 
 
 def pool_reserve(longest: int, budget: int) -> int:
-    """Pages that prompts spanning several forwards may need at once.
+    """Count the pages that prompts spanning several forwards may need, with `longest` tokens of a query and
+    an item.
 
     At a boundary a prompt keeps its query and a part of an item. The forward that reads them ends with another
-    such part, of the same prompt or of the next, which it has begun itself: at most a forward's tokens. Of an item
+    such part, of the same prompt or of the next, which it has begun itself: at most a forward's tokens. Of an
+    item
     whole pages are kept, so only the queries' last pages may be partly filled.
-
-    Args:
-        longest: Tokens of a query with its longest item.
-        budget: Tokens per forward.
     """
     return -(-longest // PAGE) + -(-min(longest, budget) // PAGE) + 2
 

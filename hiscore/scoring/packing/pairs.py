@@ -1,7 +1,7 @@
 """Prompts of an encoder: every item behind a copy of the query, packed into forwards of whole pairs.
 
 An encoder attends in both directions, so what it computes of a query depends on the item: nothing can be shared,
-and no pair can be cut. Pure NumPy: knows neither Triton nor a device.
+and no pair can be cut.
 """
 
 from collections.abc import Sequence
@@ -54,13 +54,7 @@ def as_pairs(prompt: MultiItemPrompt) -> MultiItemPrompt:
 
 
 def pack_pairs(prompts: Sequence[MultiItemPrompt], budget: int, rules: PairRules) -> Batch:
-    """Pack pairs into forwards, in order.
-
-    Args:
-        prompts: Results of `as_pairs`.
-        budget: Tokens per forward, at most; a longer pair gets a forward of its own.
-        rules: How the encoder reads its rows.
-    """
+    """Pack pairs (`as_pairs`) in order; one longer than `budget` tokens gets a forward of its own."""
     tokens = np.concatenate([np.empty(0, np.int32), *(prompt.tokens for prompt in prompts)])
     lengths = np.concatenate([np.empty(0, np.int64), *(prompt.item_lengths for prompt in prompts)])
     firsts = np.repeat(

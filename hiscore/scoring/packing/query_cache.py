@@ -1,12 +1,13 @@
 """Bookkeeping of the KV pool's pages: cached queries, and what a prompt keeps from one forward to the next.
 
-The pool's slots, one per token, come in pages of `PAGE`. Full pages of recent queries stay cached under a hash of
-all token ids up to their end, so queries with a common prefix share pages. Pages for prompts that span several
-forwards are allocated from the same pool and freed again.
+The pool's slots, one per token, come in pages of `PAGE`. Full pages of recent queries stay cached under a
+hash of
+all token ids up to their end, so queries with a common prefix share pages.
 
-No tensor, no device. Reads and writes of the pool run in the order in which they were packed, so a page may be
-reused as soon as the forwards that use it have been packed. Only a batch in slices runs on after others that were
-packed later: until it is launched to its end they keep off its pages (`held`).
+Reads and writes of the pool run in the order in which they were packed, so a page may be reused as soon as the
+forwards that use it have been packed. Only a batch in slices runs on after others that were packed later:
+until it
+is launched to its end they keep off its pages (`held`).
 """
 
 from collections import OrderedDict
@@ -24,16 +25,9 @@ class QueryCache:
     """Allocates the pages of a KV pool, and caches queries in those that are left over."""
 
     def __init__(self, pages: int, reserve: int, caching: bool = True) -> None:
-        """Start with all pages free.
-
-        Args:
-            pages: Size of the pool.
-            reserve: Pages that `allocate` can have in every batch that asks for so many; see `begin_batch`.
-            caching: Whether queries are cached at all.
-        """
+        """Start with all pages free; every batch can `allocate` up to `reserve` of them."""
         self.caching = caching
         self.holds = False
-        """A batch is held: see `held`."""
         self._most_reserved = self._reserve = reserve
         self._pages = pages
         # Looked up in a third of the time that it takes to work them out, for each call anew.
@@ -47,12 +41,7 @@ class QueryCache:
         self._unwritten: dict[bytes, int] = {}  # pages that the held batch writes
 
     def begin_batch(self, reserve: int, hits: Iterable[tuple[QueryKey, int]] = ()) -> None:
-        """Say what the next batch may take.
-
-        Args:
-            reserve: Pages that it may `allocate`: its queries leave so many of the pool, and no more.
-            hits: Leading pages of queries that are cached and must stay so.
-        """
+        """Begin a batch: its queries leave `reserve` pages to `allocate`, and cached pages in `hits` stay cached."""
         self._queries, self._taken = [], set()
         self._reserve = min(reserve, self._most_reserved)
         for key, pages in hits:
@@ -68,14 +57,12 @@ class QueryCache:
         return self.caching and 2 * len(key.pages) <= self._pages
 
     def acquire_query(self, key: QueryKey, max_hit: int) -> tuple[Int64, int]:
-        """Look up a query's full pages, and cache those that are missing as far as there is room.
-
-        Args:
-            key: The query's.
-            max_hit: How many of them may come from the cache.
+        """Look up a query's full pages, at most `max_hit` tokens of them cached, and cache the others if
+        there is room.
 
         Returns:
-            The slots of the query's first tokens, int64, a multiple of `PAGE` long, and how many of these already
+            The slots of the query's first tokens, int64, a multiple of `PAGE` long, and how many of these
+                already
             hold keys and values. The forward that computes the others must write them before any later one.
         """
         if not self.caching or not key.pages:
@@ -102,31 +89,23 @@ class QueryCache:
         return self.slots_of(pages), hits * PAGE
 
     def allocate(self, pages: int) -> list[int]:
-        """Take pages out of the pool, evicting cached ones if needed.
-
-        Raises:
-            PoolExhausted: Fewer are free or evictable.
-        """
+        """Take pages out of the pool, evicting cached ones if needed, or raise `PoolExhausted`."""
         if pages > len(self._free_pages) + len(self._cached) - len(self._in_use):
             raise PoolExhausted
         return [self._take_page() for _ in range(pages)]
 
     def free(self, pages: list[int]) -> None:
-        """Free allocated pages."""
         self._free_pages.extend(pages)
 
     def end_batch(self) -> None:
-        """All forwards of a batch are packed: the next batch may evict what it used."""
+        """End a batch whose forwards are all packed: the next batch may evict what it used."""
         self._in_use = self._read_by_held()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep others off the pages of the batch that was packed last: it is launched in slices inside.
+        """Keep others off the pages of the batch packed last, which is launched in slices inside.
 
-        What it reads is not evicted, and what it writes is not found.
-
-        Raises:
-            RuntimeError: Another one is held, whose pages would be forgotten.
+        What the batch reads is not evicted, and what it writes is not found.
         """
         if self.holds:
             raise RuntimeError("two batches would be launched in slices at once")
@@ -146,7 +125,7 @@ class QueryCache:
         return self._slots.take(np.array(pages, np.int64), axis=0).ravel()
 
     def _publish(self, pages: Sequence[bytes]) -> None:
-        """A query of the batch that was held is cached."""
+        """Cache a query of the batch that was held."""
         for page_hash in pages:
             page = self._unwritten.pop(page_hash, None)
             if page is not None and self._cached.setdefault(page_hash, page) != page:

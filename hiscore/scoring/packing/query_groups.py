@@ -1,7 +1,4 @@
-"""Prompts of one batch that have the same query: packed as one, their items see one context.
-
-So the query is computed once, cached or not, and attention reads its keys for all items together.
-"""
+"""Prompts of a batch with the same query, packed as one: it is computed once, and read for all items together."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,12 +13,9 @@ from hiscore.scoring.requests.request import MultiItemPrompt
 
 
 class QueryGroup(NamedTuple):
-    """Prompts of a batch that have the same query.
+    """Prompts of a batch (`members`) with the same query, which `prompt` joins.
 
-    Attributes:
-        prompt: The query with the items of all.
-        members: Indices of the prompts.
-        items: int64 [items]: the index of each among all items of the batch.
+    `items`, int64 [items], holds the index of each item among all items of the batch.
     """
 
     prompt: MultiItemPrompt
@@ -41,13 +35,7 @@ class QueryGroup(NamedTuple):
 def grouped_by_query(
     prompts: Sequence[MultiItemPrompt], together: bool, longrope: LongropeTables | None = None
 ) -> list[QueryGroup]:
-    """Prompts with items: those of one query together, or each by itself.
-
-    Args:
-        prompts: All prompts of the batch.
-        together: Whether prompts of one query are packed as one.
-        longrope: With its tables, the long items of a prompt are a prompt of their own.
-    """
+    """Group prompts with items by query, or each by itself; with longrope, long items are prompts of their own."""
     pieces: list[tuple[int, MultiItemPrompt, Int64]] = []
     first = 0
     for i, prompt in enumerate(prompts):

@@ -17,11 +17,7 @@ DELIMITER_ID = 0
 
 
 def lay_out(prompt: MultiItemPrompt) -> tuple[Int32, Int32]:
-    """Insert the delimiters.
-
-    Returns:
-        ``input_ids``, int32 [tokens + items + 1], and ``delimiter_indices``, int32 [items + 1].
-    """
+    """Insert delimiters: ``input_ids``, int32 [tokens + items + 1], and their indices, int32 [items + 1]."""
     lengths = np.concatenate(([prompt.query_length], prompt.item_lengths))
     delimiters = np.cumsum(lengths) + np.arange(len(lengths))
     input_ids = np.full(len(prompt.tokens) + len(delimiters), DELIMITER_ID, np.int32)
@@ -32,14 +28,11 @@ def lay_out(prompt: MultiItemPrompt) -> tuple[Int32, Int32]:
 
 
 def unpack(input_ids: Int32, delimiter_indices: Int32) -> MultiItemPrompt:
-    """Check a layout and drop its delimiters.
+    """Check a layout and drop its delimiters; the prompt's arrays are copies.
 
     Args:
         input_ids: int32 [tokens + items + 1].
         delimiter_indices: int32 [items + 1].
-
-    Returns:
-        The prompt; its arrays are copies.
 
     Raises:
         RequestError: The indices do not ascend strictly, are out of range or do not end the sequence.

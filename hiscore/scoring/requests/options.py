@@ -23,11 +23,12 @@ class ScoreOptions:
     """The way from a request's logits to its scores, and of joining its texts.
 
     Attributes:
-        apply_softmax: Softmax over the labels. Otherwise a score is a probability over the whole vocabulary, or a
+        apply_softmax: Softmax over the labels. Otherwise a score is a probability over the whole vocabulary,
+            or a
             classifier's raw logit.
         temperature: Divides the logits; any value but 1.0 needs `apply_softmax`.
         item_first: Join ``item + query``; no effect on token ids.
-        label_counts: How many of the labels are each item's own, in turn; None: all items share all labels.
+        label_counts: Number of each item's own labels, in turn; None: all items share all labels.
         raw_logits: Scores are the labels' logits, as a classifier's always are without `apply_softmax`.
     """
 
@@ -39,10 +40,7 @@ class ScoreOptions:
 
 
 def parse_options(parameters: str) -> ScoreOptions:
-    """Parse the options.
-
-    Args:
-        parameters: What ``request.parameters()`` returns: a JSON object, or an empty string.
+    """Parse what ``request.parameters()`` returns: a JSON object, or an empty string.
 
     Raises:
         RequestError: An unknown parameter, a wrong type, or a value that is not allowed.

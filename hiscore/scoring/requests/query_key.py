@@ -14,12 +14,7 @@ PAGE = 32
 
 @dataclass(frozen=True)
 class QueryKey:
-    """The hashes by which a query is looked up.
-
-    Attributes:
-        pages: A hash for each full page, over all tokens up to its end.
-        whole: A hash over all tokens.
-    """
+    """The hashes of a query: of each full page, over all tokens up to its end, and of all tokens."""
 
     pages: tuple[bytes, ...]
     whole: bytes

@@ -18,15 +18,10 @@ ID_BITS = 31
 
 
 def check_repeated(labels: Int32, counts: Int64 | None = None, first_item: int = 0) -> None:
-    """Check that no label is there twice, or not among the same item's own.
-
-    Args:
-        labels: int32 [labels], token ids.
-        counts: int64 [items]: how many of them are each item's own, in turn; None: all items share them.
-        first_item: The number of the first item in the caller's call.
+    """Check that no label is there twice, or with `counts`, int64 [items], not among an item's own.
 
     Raises:
-        RequestError: One is.
+        RequestError: A label is there twice; the message counts items from `first_item`.
     """
     if counts is None and len(labels) <= FEW and len(set(labels.tolist())) == len(labels):
         return
@@ -44,9 +39,9 @@ def check_repeated(labels: Int32, counts: Int64 | None = None, first_item: int =
 def _is_any_repeated(keys: Int64) -> bool:
     """Tell whether any key is there twice, by hash tables: 50,000 keys take an eighth of the time of sorting them.
 
-    Every key goes to a slot, which keeps one of its keys. Keys that are there twice share a slot: one of them is
-    what the slot kept, or neither is. So those that were not kept are compared with what was, and then among
-    themselves, in a table of their own.
+    Every key goes to a slot, which keeps one of its keys. Repeated keys share a slot: one of them is what the
+    slot
+    kept, or neither is. So those not kept are compared with what was, and then in a table of their own.
     """
     for factor in HASH_FACTORS:
         if not len(keys):

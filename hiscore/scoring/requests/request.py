@@ -52,7 +52,7 @@ class MultiItemPrompt:
 
     @cached_property
     def item_ends(self) -> Int64:
-        """int64 [items + 1]: where the query ends, and each item, among the tokens."""
+        """int64 [items + 1]: the end of the query and of each item among the tokens."""
         return self.query_length + np.concatenate(([0], np.cumsum(self.item_lengths)))
 
     @cached_property
@@ -96,13 +96,11 @@ class ScoreRequest:
     """A validated request.
 
     Attributes:
-        prompt: Query and items.
-        labels: int32 [labels]: token ids of the labels; empty for a classifier.
-        options: How logits become scores.
+        labels: int32 [labels]: token ids; empty for a classifier.
         is_canary: The launcher's health probe, which is not counted as work.
-        label_counts: int64 [items]: how many of the labels are each item's own, in turn; None: they are shared.
-        columns: How many the scores have where the labels are not shared.
-        first_item: Of a part, the number of its first item in the whole request.
+        label_counts: int64 [items]: how many labels are each item's own, in turn; None: they are shared.
+        columns: Columns of the scores where the labels are not shared.
+        first_item: Number of a part's first item in the whole request.
     """
 
     prompt: MultiItemPrompt
@@ -124,7 +122,7 @@ class ScoreRequest:
         return cls(prompt, labels, options, is_canary, counts, int(counts.max(initial=0)))
 
     def part(self, prompt: MultiItemPrompt, first_item: int) -> "ScoreRequest":
-        """The request for some consecutive items of this one, from `first_item` on."""
+        """Make the request for some consecutive items of this one, from `first_item` on."""
         if self.label_counts is None:
             return replace(self, prompt=prompt)
         ends = np.concatenate(([0], np.cumsum(self.label_counts)))

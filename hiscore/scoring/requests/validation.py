@@ -14,11 +14,6 @@ from hiscore.settings import Limits
 def check_prompt(prompt: MultiItemPrompt, limits: Limits, facts: CheckpointFacts) -> None:
     """Check a prompt against the server's limits and the model.
 
-    Args:
-        prompt: Query and items.
-        limits: Bounds the number of items and tokens.
-        facts: Sizes of the vocabulary and the context.
-
     Raises:
         RequestError: More items or tokens than the limits allow, ids out of the vocabulary, query plus an item
             longer than the context, or query and an item both empty.
@@ -57,23 +52,14 @@ def check_labels(
     counts: Sequence[int] | None = None,
     items: int = 0,
 ) -> Int32:
-    """Check label ids: at least one for a causal LM, none for a classifier, no duplicates among shared ones.
+    """Check and return label ids: at least one for a causal LM, none for a classifier, no duplicates if shared.
 
-    Duplicates among an item's own are looked for while a GPU is at work, see `score_reader`: in 50,000 labels that
-    takes longer than all other checks.
-
-    Args:
-        label_token_ids: int32 [labels].
-        limits: Bounds the number of an item's labels.
-        facts: Vocabulary size, and whether the model is a classifier.
-        counts: As in `ScoreOptions.label_counts`.
-        items: How many the call has.
-
-    Returns:
-        The same ids.
+    Duplicates among an item's own are looked for while a GPU is at work (`score_reader`): in 50,000 labels
+    that takes
+    longer than all other checks.
 
     Raises:
-        RequestError: They are not allowed.
+        RequestError: The labels are not allowed.
     """
     if facts.is_classifier:
         if len(label_token_ids):
@@ -98,18 +84,7 @@ def check_labels(
 def check_counts(
     counts: Sequence[int] | None, items: int, labels: int, limits: Limits, facts: CheckpointFacts
 ) -> None:
-    """Check that labels of items' own are as many as there are, and not too many for any item.
-
-    Args:
-        counts: As in `ScoreOptions.label_counts`.
-        items: How many the call has.
-        labels: How many the call has.
-        limits: Bounds the number of an item's labels.
-        facts: Whether the model is a classifier.
-
-    Raises:
-        RequestError: They do not fit.
-    """
+    """Refuse counts of items' own labels that do not add up, or are too large for an item."""
     if counts is None:
         return
     if facts.is_classifier:

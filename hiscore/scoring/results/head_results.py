@@ -31,21 +31,15 @@ def head_results(
     places: Int64,
     uploads: Uploads,
 ) -> Callable[[Tensor], list[HeadResult]]:
-    """Prepare the head for the items of a batch.
+    """Prepare the head for the items of a batch, whose rows of the hidden states are `places`, int64 [R].
 
     Requests with the same labels share a matrix product; all probabilities over the vocabulary share one. Logits
-    for items with labels of their own, and for a request of one item, are computed pair by pair, so that an item's
+    for items with labels of their own, and for a request of one item, are computed pair by pair, so that an
+    item's
     are the same to the bit in a call of its own.
 
-    Args:
-        head: The checkpoint's LM head, or a classifier's.
-        requests: The batch.
-        is_classifier: Whether the head is a classifier's.
-        places: int64 [R]: for each item of the requests, in order, its row of the hidden states.
-        uploads: Copies what the batch needs to the device.
-
     Returns:
-        Of hidden, [R, hidden], the last tokens' final states: each request is a member of one result.
+        A function of hidden, [R, hidden], the last tokens' final states; each request is a member of one result.
     """
     counts = np.array([len(request.prompt.item_lengths) for request in requests], np.int64)
     ends = counts.cumsum()
@@ -81,13 +75,7 @@ def head_results(
 
 @dataclass(frozen=True)
 class _Part:
-    """Some results that are computed together.
-
-    Attributes:
-        members: For each result, the indices of its requests.
-        rows: Of the hidden states; None: all of them, in order.
-        compute: The results, of the hidden states of these rows.
-    """
+    """Results that are computed together, of some rows of the hidden states; None: all of them, in order."""
 
     members: list[list[int]]
     rows: OnDevice | None
@@ -110,7 +98,7 @@ def _pairs(
 
 
 def _alone(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """The one result of these, as a sequence."""
+    """Make a sequence of one result."""
     return lambda hidden: (compute(hidden),)
 
 
@@ -130,7 +118,7 @@ def own_counts(request: ScoreRequest) -> Int64:
 
 
 def ragged_arange(starts: Int64, counts: Int64) -> Int64:
-    """The numbers from each start on, as many as its count: int64 [sum of counts]."""
+    """Count from each start on, as often as its count says: int64 [sum of counts]."""
     ends = counts.cumsum()
     found: Int64 = (starts - ends + counts).repeat(counts)
     found += np.arange(len(found))

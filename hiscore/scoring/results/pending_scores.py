@@ -15,12 +15,9 @@ from hiscore.scoring.results.score_reader import ScoreReader, reader_of
 
 @dataclass(frozen=True)
 class Scores:
-    """The answer to a request.
+    """The answer to a request: scores, float32 [items, labels].
 
-    Attributes:
-        scores: float32 [items, labels].
-        prompt_tokens: Tokens of the query, counted once, and of all items.
-        cached_tokens: How many of them came from the prefix cache.
+    `prompt_tokens` counts the query once, and all items; `cached_tokens` of them came from the prefix cache.
     """
 
     scores: Float32
@@ -48,13 +45,10 @@ class PendingScores:
         """Keep what `result` needs.
 
         Args:
-            requests: The requests of the batch.
-            batch: Its forwards.
             host: float32 [n] on the host: the results one after another, row-major.
-            shapes: Of each result: the requests whose items are its rows, and its columns; None: one number for
+            shapes: For each result, the requests whose items are its rows, and its columns; None: one number for
                 each label of each item.
             wait: Returns when the copy to `host` is done.
-            is_classifier: Whether the logits are a classifier's.
         """
         self._requests, self._batch = requests, batch
         self._host, self._shapes = host, shapes
@@ -74,14 +68,8 @@ class PendingScores:
         return [self._read(index, readers[index], found) for index, found in results], stats
 
     def _results(self, items: Sequence[int]) -> list[tuple[int, Float32]]:
-        """Find the results on the host, which are there when the copy is done.
-
-        Args:
-            items: The number of each request.
-
-        Returns:
-            The index of each request, ascending, and its results: float32 [items, columns], or [labels of all
-            items].
+        """Find each request's index, ascending, and its results: float32 [items, columns] or [labels of all
+        items].
         """
         results: list[tuple[int, Float32]] = []
         values: Float32 = self._host.numpy()

@@ -13,7 +13,6 @@ def scores_from_head(values: Float32, options: ScoreOptions, is_classifier: bool
     Args:
         values: float32 [items, labels]: logits; for a causal LM without `apply_softmax` the scores themselves,
             which are logits as well under `raw_logits`.
-        options: Softmax over the labels, and its temperature.
         is_classifier: The labels are the model's own; a single one gets a sigmoid instead of a softmax.
 
     Returns:
@@ -42,13 +41,7 @@ class PairScores:
     """Scores of items with labels of their own; otherwise like `scores_from_head`."""
 
     def __init__(self, counts: Int64, columns: int, options: ScoreOptions) -> None:
-        """Prepare all that does not depend on the logits, which may still be computed.
-
-        Args:
-            counts: int64 [items]: how many labels each has, at least one.
-            columns: How many the result has.
-            options: Softmax over an item's own labels, and its temperature.
-        """
+        """Prepare for labels counted by item in `counts`, int64 [items], before their logits are there."""
         self._counts, self._options = counts, options
         self._starts = np.cumsum(counts) - counts
         # Short numbers are compared several times as fast.
@@ -56,13 +49,7 @@ class PairScores:
         self._is_full = bool(self._is_label.all())
 
     def of(self, values: Float32) -> Float32:
-        """The scores of logits, or of probabilities over the vocabulary.
-
-        Args:
-            values: float32 [labels of all items].
-
-        Returns:
-            float32 [items, columns], filled up with 0; it may share memory with `values`.
+        """Turn values, float32 [labels of all items], into scores, float32 [items, columns], filled up with 0.
 
         Raises:
             RequestError: A value is not finite.

@@ -13,18 +13,10 @@ ScoreReader = Callable[[Float32], Float32]
 
 
 def reader_of(request: ScoreRequest, is_classifier: bool) -> ScoreReader:
-    """Prepare the reader of a request.
-
-    Args:
-        request: Validated, but for labels that an item has twice among its own.
-        is_classifier: Whether the model's head is a classifier's.
-
-    Returns:
-        What turns a `HeadResult` of the request into float32 [items, labels]. It raises `RequestError` if a number
-        is not finite.
+    """Prepare the function from a request's results to its scores, float32 [items, labels].
 
     Raises:
-        RequestError: An item has a label twice among its own.
+        RequestError: An item has a label twice among its own; from the function, a number is not finite.
     """
     if is_classifier or not has_own_labels(request):
         return partial(scores_from_head, options=request.options, is_classifier=is_classifier)

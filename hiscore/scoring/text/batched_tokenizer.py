@@ -26,7 +26,6 @@ COUNTERS = {
 
 
 def batch_limits(max_queue: int) -> BatchLimits:
-    """Bounds of a batcher of texts; `max_queue` as there."""
     return BatchLimits(MAX_BATCH_BYTES, max_queue, max_alone_cost=MAX_ALONE_BYTES)
 
 
@@ -39,7 +38,6 @@ class EncodeStats:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The increases of `COUNTERS`."""
         return {
             "hiscore_full_encodes_total": self.full_encodes,
             "hiscore_tokenized_calls_total": self.requests,
@@ -49,22 +47,14 @@ class EncodeStats:
 
 @dataclass(frozen=True)
 class TextJob:
-    """A request in text.
-
-    Attributes:
-        request: Within its limits.
-        plan: None for a large text, which takes long to plan: that is left to the thread that encodes it.
-    """
+    """A request in text. A large one has no plan yet: that is left to the thread that encodes it."""
 
     request: TextRequest
     plan: EncodingPlan | None
 
 
 class BatchedTokenizer:
-    """`BatchedModel` of `TextJob`, with costs in bytes of text to encode.
-
-    Encoding is a computation on the CPU: it gets its own thread, and requests are never split.
-    """
+    """`BatchedModel` of `TextJob`, with costs in bytes of text to encode; requests are never split."""
 
     async_launch = False
     between = 0
@@ -77,24 +67,12 @@ class BatchedTokenizer:
         record: Callable[[EncodeStats], None],
         answer: Callable[[TokenizedRequest], Any],
     ) -> None:
-        """Wrap a tokenizer.
-
-        Args:
-            tokenizer: The checkpoint's.
-            limits: Bounds of one call.
-            facts: Sizes to validate against.
-            record: Called after each batch.
-            answer: Makes the answer of each request.
-        """
+        """Wrap a tokenizer; `record` is called after each batch, and `answer` makes each request's answer."""
         self._encoder = RequestEncoder(tokenizer, limits, facts)
         self._record, self._answer = record, answer
 
     def job(self, request: TextRequest) -> TextJob:
-        """Check a request.
-
-        Raises:
-            RequestError: It cannot be served.
-        """
+        """Check a request that may become a job."""
         is_small = self._encoder.check(request) <= MAX_ALONE_BYTES
         return TextJob(request, self._encoder.plan(request) if is_small else None)
 

@@ -26,10 +26,7 @@ from hiscore.tokenization.tokenizer import TextTokenizer
 class TokenizedRequest:
     """A validated request in token ids.
 
-    Attributes:
-        prompt: Query and items.
-        label_token_ids: int32 [labels].
-        full_encode: The whole query had to be encoded with every one of several items.
+    With `full_encode` the whole query had to be encoded with every one of several items.
     """
 
     prompt: MultiItemPrompt
@@ -39,26 +36,14 @@ class TokenizedRequest:
 
 @dataclass(frozen=True)
 class RequestEncoder:
-    """Checks, plans and encodes requests by a checkpoint's tokenizer.
-
-    Attributes:
-        limits: Bounds of one call.
-        facts: Sizes to validate against.
-    """
+    """Checks, plans and encodes requests by a checkpoint's tokenizer."""
 
     tokenizer: TextTokenizer
     limits: Limits
     facts: CheckpointFacts
 
     def check(self, request: TextRequest) -> int:
-        """Check what can be checked quickly, before a request is planned.
-
-        Returns:
-            Bytes of UTF-8 of all texts.
-
-        Raises:
-            RequestError: The request cannot be served.
-        """
+        """Check what can be checked before a request is planned, and count the bytes of UTF-8 of all texts."""
         items, limits = len(request.items), self.limits
         if items > limits.max_items:
             raise RequestError(f"'items' holds {items} items: at most {limits.max_items} in one call")
@@ -161,8 +146,9 @@ class RequestEncoder:
     ) -> MultiItemPrompt:
         """Put special tokens and the shared part around the rest of each item; all that items share is the query.
 
-        A single item would share everything with itself, and the cache of queries would fill with items. So its
-        query ends where the query's own text does, or at the split.
+        A single item would share all of itself, and fill the cache of queries with items. So its query ends
+        where the
+        query's own text does, or at the split.
         """
         prefix, suffix = self.tokenizer.prefix, self.tokenizer.suffix
         before = [*prefix] if request.item_first else [*prefix, *shared]

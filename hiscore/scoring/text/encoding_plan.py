@@ -1,4 +1,4 @@
-"""A request in text, and which parts of its query are encoded once or with every item."""
+"""A request in text, and the parts of its query that are encoded once or with every item."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,8 @@ class TextRequest:
 
     Attributes:
         query: Valid Unicode, like all texts here: no lone surrogates.
-        items: One text per item.
-        labels: One text per label, or None if not sent.
-        label_token_ids: int32 [labels], or None if not sent.
-        item_first: Join ``item + query`` instead of ``query + item``.
+        label_token_ids: int32 [labels].
         text_bytes: UTF-8 bytes of all texts; None if they have not been counted.
-        label_counts: As in `ScoreOptions`.
     """
 
     query: str
@@ -33,13 +29,9 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class EncodingPlan:
-    """The way in which a request is encoded.
+    """The way in which a request is encoded, at a `cost` in bytes of UTF-8.
 
-    Attributes:
-        shared: The part of the query that is encoded once.
-        repeated: The rest of it, next to the items, which is encoded with every item.
-        rule: How the query was split; None: it was not.
-        cost: Bytes of UTF-8 to encode.
+    The `shared` part of the query is encoded once, the rest, `repeated`, with every item, next to it.
     """
 
     request: TextRequest
@@ -75,7 +67,7 @@ class EncodingPlan:
 
 
 def split_query(tokenizer: TextTokenizer, request: TextRequest) -> tuple[str, str, SplitRule | None]:
-    """The part of the query to encode once, the part to encode with every item, and how it was split."""
+    """Split a query into the part to encode once and the part to encode with every item."""
     rule = tokenizer.splits
     if tokenizer.pair:
         return request.query, "", None

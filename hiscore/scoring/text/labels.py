@@ -22,14 +22,6 @@ def check_label_inputs(
 ) -> None:
     """Check, before anything is encoded, that labels are given as the model needs them.
 
-    Args:
-        labels: Texts, or None if not sent.
-        label_token_ids: int32 [labels], or None if not sent.
-        limits: Bounds the number of labels.
-        facts: Whether the model is a classifier.
-        counts: As in `ScoreOptions.label_counts`.
-        items: How many the call has.
-
     Raises:
         RequestError: None or both of the two for a causal LM, any for a classifier, or too many labels.
     """
@@ -65,19 +57,9 @@ def resolve_labels(
     counts: Sequence[int] | None = None,
     items: int = 0,
 ) -> Int32:
-    """The label ids of a request that `check_label_inputs` accepted.
+    """Return the label ids, int32 [labels], of a request that `check_label_inputs` accepted.
 
-    Args:
-        labels: Texts, or None.
-        encoded: Token ids of each text, encoded alone and without special tokens.
-        label_token_ids: int32 [labels], or None.
-        limits: As for `check_labels`.
-        facts: As for `check_labels`.
-        counts: As for `check_labels`.
-        items: As for `check_labels`.
-
-    Returns:
-        int32 [labels].
+    Each text is encoded alone and without special tokens.
 
     Raises:
         RequestError: A label is not exactly one token, two are the same token, or `check_labels` refuses them.

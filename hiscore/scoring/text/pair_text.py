@@ -16,11 +16,7 @@ from hiscore.tokenization.tokenizer import TextTokenizer
 
 
 def check_item_first(tokenizer: TextTokenizer, facts: CheckpointFacts) -> None:
-    """Refuse the item before the query where token types tell the two apart, which the wire layout cannot say.
-
-    Raises:
-        RequestError: The model has such types.
-    """
+    """Refuse the item before the query where token types tell the two apart, which the wire layout cannot say."""
     if tokenizer.pair and facts.token_types > 1 and len(set(tokenizer.pair.token_types)) > 1:
         raise RequestError(
             "parameter 'item_first' must be false: this model's token types say that the query is the first text"
@@ -34,7 +30,7 @@ def join_pairs(
     item_ids: Sequence[Sequence[int]],
     item_first: bool,
 ) -> MultiItemPrompt:
-    """Join texts that were encoded each by itself. See `PairTemplate.join`.
+    """Join texts that were encoded each by itself.
 
     Raises:
         RequestError: The wire layout has no place for an empty item of this tokenizer.

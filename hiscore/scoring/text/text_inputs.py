@@ -17,10 +17,6 @@ TEXTS = ("query", "items", "labels")
 def read_text(request: Any, options: ScoreOptions) -> TextRequest:
     """Read a request in text; all that it holds is copied.
 
-    Args:
-        request: Triton's.
-        options: Its parameters.
-
     Raises:
         RequestError: An input is missing, has another shape or dtype, or is not UTF-8.
     """
