@@ -18,8 +18,7 @@ OF_CALLS = {
 class Histogram:
     """Counts values by size. One thread at a time may write, any may read.
 
-    Args:
-        bounds: Upper bounds of the buckets, inclusive and rising; one more bucket holds what is larger.
+    The buckets' upper `bounds` are inclusive and rise; one more bucket holds what is larger.
     """
 
     def __init__(self, bounds: Sequence[float] = CALL_SECONDS) -> None:
@@ -28,13 +27,11 @@ class Histogram:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Count a value."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
-        """Values counted so far."""
         return sum(self._counts)
 
     def buckets(self) -> dict[str, int]:

@@ -13,10 +13,7 @@ LogFormat = Literal["text", "json"]
 
 
 class TextFormatter(logging.Formatter):
-    """The message, then its fields as ``name='value'``, quoted so that no value can start a new line.
-
-    ``asctime`` is in UTC, to the millisecond, as the times in JSON are.
-    """
+    """The message, then its fields as ``name='value'``, quoted so that no value starts a line; times are UTC."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc)
@@ -28,11 +25,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, message, fields, and the traceback if there is one.
-
-    Args:
-        always: Fields of every line.
-    """
+    """One JSON object per line: time (UTC), level, logger, message, fields (`always` first), and any traceback."""
 
     def __init__(self, always: Mapping[str, object]) -> None:
         super().__init__()
@@ -53,12 +46,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(log_format: LogFormat, text: str, **always: object) -> None:
-    """Log to standard error, from INFO on.
-
-    Args:
-        text: Format of text lines, as `logging` takes it.
-        always: Fields of every JSON line.
-    """
+    """Log to standard error, from INFO on, in `logging`'s format `text` or as JSON with the fields `always`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(always) if log_format == "json" else TextFormatter(text))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

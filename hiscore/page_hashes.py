@@ -6,18 +6,12 @@ from hiscore.arrays import Int32
 
 
 class PageHashes:
-    """Hashes of the full pages of a sequence of tokens, which may grow.
-
-    Args:
-        page: Tokens of a page.
-        salt: Sequences with other salts have other hashes.
-    """
+    """Hashes of the full pages of a growing sequence of tokens; other salts give other hashes."""
 
     def __init__(self, page: int, salt: bytes = b"") -> None:
         self.pages: list[bytes] = []
         """16 bytes for each full page."""
         self.tokens = 0
-        """Tokens so far."""
         self._page = page
         # A key of blake2b has at most 64 bytes, which is what its own digest has.
         self._running = hashlib.blake2b(digest_size=16, key=hashlib.blake2b(salt).digest() if salt else b"")
@@ -35,5 +29,4 @@ class PageHashes:
         self.tokens += len(tokens)
 
     def whole(self) -> bytes:
-        """The hash of all tokens."""
         return self._running.digest()

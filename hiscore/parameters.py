@@ -52,11 +52,8 @@ def number(name: str, value: object) -> float:
 def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Take the only row of a tensor with Triton's leading batch dimension, as a view: [1, n] to [n].
 
-    Args:
-        name: The tensor's name in error messages.
-
     Raises:
-        RequestError: It has another shape or dtype.
+        RequestError: The tensor has another shape or dtype.
     """
     if values.ndim != 2:
         raise RequestError(f"'{name}' must have shape [1, n], not {list(values.shape)}")
@@ -69,15 +66,10 @@ def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) ->
 
 
 def check_ids(name: str, ids: Int32, vocab_size: int) -> None:
-    """Check that every id is a row of the model's embedding, as those of added tokens are.
-
-    Args:
-        name: The tensor's name in error messages.
-        ids: int32 [n].
-        vocab_size: Rows of the embedding.
+    """Check that every id of int32 [n] is a row of the model's embedding, as those of added tokens are.
 
     Raises:
-        RequestError: One of them is not.
+        RequestError: An id is not.
     """
     # As unsigned numbers the negative ones are the largest.
     if ids.view(np.uint32).max(initial=0) >= vocab_size:

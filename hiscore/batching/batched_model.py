@@ -36,7 +36,7 @@ class Part(Generic[Job]):
         job: The part, as a job of its own.
         cost: Its cost in this batch.
         done: The job's progress behind this part; None if nothing is left.
-        left: The cost of what is left.
+        left: The cost of the rest.
     """
 
     job: Job
@@ -55,8 +55,7 @@ class BatchPlan(Protocol[Job]):
     def take(self, job: Job, done: int, room: int, at_least_one: bool) -> Part[Job] | None:
         """Add the next part of a job: all that is left, or as much of it as costs no more than `room`.
 
-        Returns:
-            The part; None if the smallest one costs more. With `at_least_one` that is taken in this case.
+        Return None if the smallest part costs more; with `at_least_one` take that part all the same.
         """
         ...
 
@@ -79,14 +78,7 @@ class LaunchedBatch(Protocol):
     """A batch that has been launched to its end."""
 
     def finish(self) -> Sequence[Any]:
-        """Wait for the batch.
-
-        Returns:
-            Each job's answer or `RequestError`, in the order of the jobs.
-
-        Raises:
-            Exception: Whatever failed the whole batch.
-        """
+        """Wait for the batch and return each job's answer or `RequestError`; raise what failed the whole batch."""
         ...
 
     def count(self) -> None:
@@ -95,12 +87,7 @@ class LaunchedBatch(Protocol):
 
 @dataclass(frozen=True)
 class LaunchedSlice:
-    """A launched slice of a batch that has others.
-
-    Attributes:
-        left: Slices of the batch that have yet to be launched.
-        wait: Returns when this one has been computed.
-    """
+    """A launched slice of a batch, of which `left` others have yet to be launched; `wait` waits for this one."""
 
     left: int
     wait: Callable[[], None]
@@ -118,9 +105,7 @@ class BatchedModel(Protocol[Job]):
         """Return the size of a whole job by itself, in the unit of `BatchLimits.max_batch_cost`."""
         ...
 
-    def plan(self) -> BatchPlan[Job]:
-        """Make a new, empty batch."""
-        ...
+    def plan(self) -> BatchPlan[Job]: ...
 
     def launch(self, jobs: list[Job]) -> Iterator[LaunchedSlice | LaunchedBatch]:
         """Launch a batch of jobs or parts of jobs: each step launches a slice, the last one gives the batch.
@@ -129,9 +114,7 @@ class BatchedModel(Protocol[Job]):
         """
         ...
 
-    def join(self, job: Job, answers: Sequence[Any]) -> Any:
-        """Make the answer of a job from those of its parts."""
-        ...
+    def join(self, job: Job, answers: Sequence[Any]) -> Any: ...
 
     def on_failure(self, error: Exception) -> None:
         """Act on the error of a failed batch, before its callers are answered."""
@@ -156,10 +139,8 @@ class QueuedRequest(Generic[Job]):
     Attributes:
         deadline: The time after which it is not worth starting, on the monotonic clock.
         since: The time of its arrival, on the monotonic clock.
-        cost: See `BatchedModel.cost`.
-        done: The progress of the parts launched so far, see `Part`; None: nothing is left.
-        launched: The number of these parts.
-        answers: Those of the first parts.
+        done: The progress of the parts launched so far (`Part.done`); None: nothing is left.
+        launched: The number of these parts, the first of which have `answers`.
     """
 
     job: Job

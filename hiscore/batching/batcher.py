@@ -4,18 +4,17 @@ Triton's dynamic batcher cannot serve as the queue: with any limit or timeout it
 request that arrives while the model is busy may sleep for half a second. So `execute` only validates and queues
 requests, and a batch is formed at the last moment, by cost, from all that wait.
 
-While the device computes one batch, the next is launched behind it: where small requests are to be expected, only
-shortly before the first ends (`launch_pace`). A launch that computes has its own thread. One that only queues work
+While the device computes one batch, the next is launched behind it: where small requests are to be expected,
+only
+shortly before the first ends (`launch_pace`). A launch that computes has its own thread. One that only queues
+work
 on a device is made by the first thread that sees that it is time, as switching threads would cost 0.3 ms: the
-caller of `submit`, the one that has just seen a batch end, or an alarm. `request_order` decides whose turn it is.
+caller of `submit`, the one that has just seen a batch end, or an alarm.
 
-A large batch may be launched in slices: small ones may go between two of them. What is said of
-the launch and the end of a batch then holds for those of a slice.
+A large batch may be launched in slices, with small batches between them; then launches and ends are a slice's.
 
 A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
 returns: that reaches the caller about 0.9 ms sooner than a response sender does.
-
-Requests in two stages come from another batcher: then the thread that answers there submits them here.
 """
 
 import logging
@@ -43,7 +42,6 @@ from hiscore.server.load_board import Board, LoadBoard
 log = logging.getLogger(__name__)
 
 Launched = LaunchedBatch | LaunchedSlice | Exception
-"""A launched batch or slice, or the error of its launch."""
 
 
 @dataclass
@@ -114,13 +112,10 @@ class Batcher(Generic[Job]):
             request.reply_to.send(RequestError(reason, Code.UNAVAILABLE))
 
     def run_alone(self, job: Job) -> Any | None:
-        """Run a job on the calling thread, if the model is idle.
+        """Run a job on the calling thread, if the model is idle; return its answer or `RequestError`, else None.
 
         Jobs of more than `BatchLimits.max_alone_cost` are not run: meanwhile no other request of the calling
         thread could even be refused. Where launches compute, only the thread that calls this may submit.
-
-        Returns:
-            The answer or `RequestError`, or None if the job has to be submitted.
         """
         begin = time.monotonic()
         price = self._model.plan().price(job, 0)
@@ -191,7 +186,6 @@ class Batcher(Generic[Job]):
         return True
 
     def _launch_due(self) -> None:
-        """Launch batches and slices as long as it is time and there is work."""
         while batch := self._next_launch():
             self._launched.put((batch.requests, self._try_launch(batch)))
 
@@ -312,7 +306,6 @@ class Batcher(Generic[Job]):
         request.reply_to.send(answer)
 
     def _join(self, request: QueuedRequest[Job]) -> Any:
-        """Join the answers of a request's parts; an error if that fails."""
         try:
             return self._model.join(request.job, request.answers)
         except Exception as error:

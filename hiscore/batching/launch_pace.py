@@ -21,10 +21,7 @@ WAKE_S = 2e-4
 
 
 class LaunchPace:
-    """Predicts the end of the batches that were launched and have not finished.
-
-    Knows neither clock nor thread: its owner tells it the time and makes all calls under one lock.
-    """
+    """Predicts the end of the launched batches that have not finished; all calls are made under one lock."""
 
     def __init__(self) -> None:
         self._running: deque[tuple[float, float]] = deque()  # cost, when it began if the device was idle
@@ -118,10 +115,7 @@ class Alarm:
 
 
 class OneAtATime:
-    """Runs a function on one thread at a time, again if another asked meanwhile; nobody waits.
-
-    `lock` keeps the function from running.
-    """
+    """Runs a function on one thread at a time, again if another asked meanwhile; `lock` keeps it from running."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         """Wrap `run`, each call of which must do everything that was asked for before it began."""

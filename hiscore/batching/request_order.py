@@ -3,10 +3,11 @@
 Where a model launches large batches in slices, a batch of small requests may run between two of them: a newcomer
 waits for a slice at most, and a large request is computed whole. Elsewhere a batch is one slice, and a large
 request is divided while small ones are expected. Turns alternate also while a batch in slices is open, and the
-oldest request of each kind goes first in its turn, so none starves. Small requests that would fill several batches
+oldest request of each kind goes first in its turn, so none starves. Small requests that would fill several
+batches
 get full ones.
 
-Pure: knows neither clock nor thread. Sizes and costs are in one unit, tokens for example.
+Sizes and costs are in one unit, tokens for example.
 """
 
 import heapq
@@ -50,11 +51,9 @@ class OpenBatch(Protocol[Taken]):
         ...
 
     def take(self, request: Taken, room: int, at_least_one: bool = False) -> tuple[int, int] | None:
-        """Take the next part of a request: all that is left, or as much as costs no more than `room`.
+        """Take the next part of a request, of at most `room`; return its cost and the size of what is left.
 
-        Returns:
-            The part's cost, and the size of what is left then; None if every part costs more. With `at_least_one`
-            the smallest part is taken in this case.
+        Return None if every part costs more; with `at_least_one` take the smallest part all the same.
         """
         ...
 
@@ -63,12 +62,7 @@ class RequestOrder(Generic[Request]):
     """The requests that wait, those with parts left to launch included."""
 
     def __init__(self, max_cost: int, between: int = 0) -> None:
-        """Start empty.
-
-        Args:
-            max_cost: The cost of a full batch; a single part may cost more.
-            between: The cost of a batch that runs between two slices; 0: batches are launched as a whole.
-        """
+        """Start empty, for batches of `max_cost`, and of `between` between two slices; 0: no slices."""
         self._max_cost = max_cost
         self._in_slices = between > 0
         self._small = between or max(1, int(SMALL * max_cost))
@@ -101,7 +95,6 @@ class RequestOrder(Generic[Request]):
         self._update(request, size)
 
     def remove(self, request: Request) -> None:
-        """Forget a request, if it waits."""
         self._total -= self._waiting.pop(request, 0)
         if request == self._divided:
             self._divided = None
@@ -210,14 +203,9 @@ class RequestOrder(Generic[Request]):
 
 
 def drop_stale(heap: list[Entry], is_current: Callable[[Entry], bool], current: int) -> None:
-    """Drop the outdated entries of a heap, if they outnumber the others.
+    """Drop the outdated entries of a heap in place, if they outnumber the others, at most `current`.
 
     Otherwise a heap from which only the least entry is taken grows for as long as that entry stays.
-
-    Args:
-        heap: Changed in place.
-        is_current: Tells the entries that are not outdated.
-        current: The number of these entries, at most.
     """
     if len(heap) > 2 * current + SPARE:
         heap[:] = filter(is_current, heap)

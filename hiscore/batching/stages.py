@@ -12,12 +12,9 @@ from hiscore.server.load_board import Board
 
 @dataclass
 class Staged(Generic[Job]):
-    """A request in two stages.
+    """A request in two stages: `then` makes the next batcher's `job` out of the answer to `first`.
 
-    Attributes:
-        first: The job of the first batcher.
-        then: Makes the job of the next one out of its answer, or raises `RequestError`.
-        job: This job, once it is made; the request is then one of the next batcher.
+    An error of `then` is the request's answer.
     """
 
     first: Any
@@ -60,7 +57,7 @@ class TwoStages(Generic[Job]):
         return self._last.board
 
     def run_alone(self, job: Job | Staged[Job]) -> Any | None:
-        """Run a job on the calling thread as far as the batchers are idle: see `Batcher.run_alone`.
+        """Run a job on the calling thread as far as the batchers are idle.
 
         Raises:
             RequestError: The first answer makes no job.

@@ -13,9 +13,8 @@ class Totals:
     Attributes:
         queue_wait: Seconds that requests waited until their first part was launched.
         call: Seconds from a request's arrival to its answer, errors left out.
-        launch_seconds: Spent in `BatchedModel.launch`.
-        device_seconds: Spent waiting for launched batches.
-        answer_seconds: Spent sending answers.
+        launch_seconds: Seconds in `BatchedModel.launch`.
+        device_seconds: Seconds of waiting for launched batches.
         rejects: Rejected requests, by reason: full, late, cancelled.
     """
 
@@ -28,5 +27,4 @@ class Totals:
 
     @property
     def queue_seconds(self) -> float:
-        """The sum of all waits."""
         return self.queue_wait.sum

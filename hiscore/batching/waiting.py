@@ -1,7 +1,4 @@
-"""The requests that wait: which are admitted, which are dropped, and which come into the next batch.
-
-Knows no thread: its owner makes all calls under one lock.
-"""
+"""The requests that wait: their admission, and their way into the next batch."""
 
 import heapq
 import math
@@ -35,7 +32,6 @@ class WaitingRequests(Generic[Job]):
         self._not_started = 0
         self._total_cost = 0
         self.alone = 0
-        """The cost of a job that runs without having waited."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -45,8 +41,8 @@ class WaitingRequests(Generic[Job]):
 
         Args:
             request: Its cost is set.
-            size: What it is expected to cost in a batch.
-            at_once: It would be launched at once, so it needs no place in the queue.
+            size: Expected cost in a batch.
+            at_once: The launch is due, so the request needs no place in the queue.
             busy: Something is being computed.
         """
         room = max(self._limits.max_queue - self._not_started, at_once)
@@ -88,9 +84,9 @@ class WaitingRequests(Generic[Job]):
     def next_batch(
         self, cancelled: Collection[QueuedRequest[Job]], between: bool = False
     ) -> tuple[list[tuple[QueuedRequest[Job], Job]], int, Dropped[Job]]:
-        """Take the next batch: requests and the part of each, its cost; and those that are late or cancelled.
+        """Take the next batch: requests with a part of each, its cost; and those that are late or cancelled.
 
-        Between two slices of another batch, the next slice may have its turn instead: then no request is taken.
+        Between two slices of another batch, no request is taken if it is the next slice's turn.
         """
         now = time.monotonic()
         dropped: Dropped[Job] = []

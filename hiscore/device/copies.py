@@ -19,7 +19,6 @@ OnDevice = Callable[[], Tensor]
 MOST_KEPT = 256
 """Arrays that `Kept` keeps."""
 MOST_IN_KEPT = 64
-"""Numbers in one of them."""
 
 
 def memory_of(device: torch.device) -> str:
@@ -39,10 +38,7 @@ def upload(values: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 
 
 def download(values: Tensor) -> Tensor:
-    """Start a copy to the host, complete when the device's current stream has reached it.
-
-    Tensors of the CPU are returned as they are.
-    """
+    """Start a copy to the host, complete when the device's current stream has reached it; the CPU's stay."""
     if not values.is_cuda:
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -50,11 +46,7 @@ def download(values: Tensor) -> Tensor:
 
 
 def cpu_has_bfloat16(facts: Path = Path("/proc/cpuinfo")) -> bool:
-    """Look up whether the processor multiplies in bfloat16 itself; others widen every number first.
-
-    Args:
-        facts: Linux's list of the processor's features; without the file the answer is yes.
-    """
+    """Look up whether the processor multiplies in bfloat16 itself; true if there is no file `facts`."""
     try:
         words = set(facts.read_text().split())
     except OSError:
@@ -94,24 +86,16 @@ class Uploads:
 
 
 class PinnedArrays:
-    """Arrays to copy into tensors that a device already has, all in one piece of memory, pinned for a GPU.
-
-    Copying one of them takes the host a fraction of the time of a new tensor (`Uploads`).
-    """
+    """Arrays to copy into tensors of a device, in one piece of pinned memory: much cheaper than new tensors."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._added: list[Int32 | Int64] = []
         self.length = 0
-        """Numbers in all arrays."""
         self._pinned: Tensor | None = None
 
     def add(self, values: Int32 | Int64) -> "PinnedArray":
-        """Add an array of whole numbers below 2**31, of one dimension.
-
-        Raises:
-            RuntimeError: One has been copied already.
-        """
+        """Add an array of whole numbers below 2**31, of one dimension, before any is copied."""
         if self._pinned is not None:
             raise RuntimeError("an array comes too late: the others are in pinned memory")
         begin, self.length = self.length, self.length + len(values)
@@ -128,8 +112,6 @@ class PinnedArrays:
 
 @dataclass(frozen=True)
 class PinnedArray:
-    """One array of `PinnedArrays`."""
-
     of: PinnedArrays
     begin: int
     length: int
@@ -189,9 +171,9 @@ class Kept:
 def fix_product_sums() -> None:
     """Let cuBLAS choose only kernels that add up the terms of a product in one order, for the whole process.
 
-    Where a product has few rows it would split long sums otherwise, and the bits of a row would depend on the
-    number of rows. On Hopper the rest add up alike, at every size that was compared
-    (perf/results/h200/row_invariance.json).
+    Otherwise long sums of few rows are split, and a row's bits depend on the number of rows. On Hopper the
+    rest add up
+    alike, at every size that was compared (perf/results/h200/row_invariance.json).
     """
     torch.backends.cuda.preferred_blas_library("cublaslt")
     # Neither reduced precision nor split sums.

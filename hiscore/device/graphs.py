@@ -21,7 +21,7 @@ def capture_stream(device: int) -> torch.cuda.Stream:
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """A context without garbage collection: a graph that is destroyed while another is captured spoils it."""
+    """Pause garbage collection: a graph that is destroyed while another is captured spoils it."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -32,10 +32,7 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 class GraphCapture:
-    """A context in which graphs are captured; capture the largest first, so that the others reuse its memory.
-
-    Garbage collection pauses inside.
-    """
+    """A context for captures, without garbage collection; the largest comes first, so others reuse its memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.bytes = 0
@@ -65,13 +62,9 @@ class GraphCapture:
     ) -> tuple[torch.cuda.CUDAGraph, T]:
         """Capture what `launch` launches; call it once before, so that kernels are compiled.
 
-        Args:
-            launch: Its tensors stay in place and hold the results of every replay.
-            stream: None: one that all captures share.
-            error_mode: As in `torch.cuda.graph`.
-
-        Returns:
-            The graph and what `launch` returned.
+        The tensors that it returns stay in place and hold the results of every replay. Without a `stream`,
+        all captures
+        share one.
         """
         graph = torch.cuda.CUDAGraph()
         stream = stream or capture_stream(torch.cuda.current_device())
@@ -82,21 +75,13 @@ class GraphCapture:
 
 
 class StaticOutputs:
-    """Buffers in which all graphs leave their outputs, as large as the largest graph needs.
-
-    Outputs of their own would take memory once for each graph.
-    """
+    """Buffers in which all graphs leave their outputs, as large as the largest graph needs."""
 
     def __init__(self) -> None:
         self._buffers: tuple[Tensor, ...] = ()
 
     def allocate(self, *outputs: Tensor, rows: int | None = None) -> None:
-        """Make the buffers, unless they exist, in the shapes of the largest graph's outputs; not in a capture.
-
-        Args:
-            outputs: The largest graph's.
-            rows: None: as many as the outputs have.
-        """
+        """Make the buffers once, outside of captures, like the largest graph's outputs, or with `rows` rows."""
         if not self._buffers:
             self._buffers = tuple(
                 output.new_empty((len(output) if rows is None else rows, *output.shape[1:]))
@@ -108,14 +93,9 @@ class StaticOutputs:
         return tuple(buffer[first : first + count] for buffer in self._buffers)
 
     def keep(self, *outputs: Tensor, first: int = 0) -> tuple[Tensor, ...]:
-        """Copy outputs to the buffers, as a part of a graph.
+        """Copy outputs to the first buffers, from row `first` on, as a part of a graph.
 
-        Args:
-            outputs: For each buffer, or for the first ones; what is there already stays there.
-            first: The row at which they begin.
-
-        Returns:
-            The rows of the buffers. The next graph that is replayed there overwrites them.
+        The returned rows hold until the next graph is replayed there.
 
         Raises:
             ValueError: They have more rows than the largest graph's.

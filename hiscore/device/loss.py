@@ -12,8 +12,7 @@ GRACE_S = 1.0
 """Time for the error responses to be sent."""
 _ending = threading.Lock()
 _held: list[Exception] = []
-"""Errors of the lost device. Their frames hold tensors in pinned memory. PyTorch records an event when it frees
-one of those: where it cannot, it aborts."""
+"""Errors of the lost device. Their frames hold pinned tensors, and PyTorch aborts if it fails to free one."""
 
 
 def is_device_lost(error: Exception | None) -> bool:
@@ -27,7 +26,7 @@ def is_device_lost(error: Exception | None) -> bool:
 def end_if_device_is_lost(error: Exception) -> None:
     """End the process if every later call would fail too; the watchdog then starts a new server.
 
-    Call it where the error is caught: what its frames hold is kept until the end.
+    Call this where the error is caught: its frames are kept until the end.
     """
     if not is_device_lost(error):
         return

@@ -7,8 +7,9 @@ from torch import Tensor
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums, softmax and rotations for a model of `dtype`: float32, for float64 float64.
 
-    The residual stream has it too. Every layer adds to the stream twice: rounded to bfloat16 each time, those sums
-    were the main reason why an item's score depended on how its batch was split into forwards.
+    The residual stream has it too. Rounded to bfloat16 after each of a layer's two sums, it was the main
+    reason why an
+    item's score depended on how its batch was split into forwards.
     """
     return torch.promote_types(dtype, torch.float32)
 
@@ -19,12 +20,7 @@ def widen(x: Tensor) -> Tensor:
 
 
 def softmax(logits: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """Softmax over the last dimension, with one more logit in the sum and not in the result.
-
-    Args:
-        logits: [..., keys].
-        sinks: Broadcastable to [..., 1]; None: the usual softmax.
-    """
+    """Softmax over the last dimension, with `sinks` [..., 1] as one more logit in the sum, not in the result."""
     if sinks is None:
         return logits.softmax(dim=-1)
     sinks = sinks.to(logits.dtype).expand(*logits.shape[:-1], 1)

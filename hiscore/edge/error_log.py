@@ -22,13 +22,9 @@ NO_SHARED_MEMORY = "shared memory pool"
 
 
 class ErrorLog:
-    """A rate-limited log; each line says how many were dropped before it. Thread-safe.
+    """A rate-limited log of `limit` lines per second; each says how many were dropped before it. Thread-safe.
 
     `counts` holds every error by its code, `no_shared_memory` the answers for which /dev/shm had no room.
-
-    Args:
-        limit: Lines per second.
-        clock: In seconds.
     """
 
     def __init__(self, limit: int = LINES_PER_SECOND, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +35,6 @@ class ErrorLog:
         self.no_shared_memory = 0
 
     def write(self, request_id: str, error: RequestError) -> None:
-        """Log that a request was answered with an error."""
         with self._lock:
             self.counts[error.code] += 1
             second = int(self._clock())
@@ -62,7 +57,6 @@ class ErrorLog:
         log.log(level, event, extra={"fields": fields})
 
     def unsent(self, error: Exception) -> None:
-        """Note why an answer could not be sent."""
         if NO_SHARED_MEMORY in str(error):
             with self._lock:
                 self.no_shared_memory += 1

@@ -37,13 +37,12 @@ class Feed(Protocol):
 
 
 class Increases:
-    """By how much values have risen since they were last asked for."""
+    """The increases of values since they were last asked for."""
 
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}
 
     def of(self, name: str, value: float) -> float:
-        """The increase of a value."""
         increase = value - self._seen.get(name, 0.0)
         self._seen[name] = value
         return increase
@@ -74,11 +73,7 @@ class HistogramFeed:
 
 
 class CountsFeed:
-    """Adds up what batches count, and exports the sums.
-
-    Args:
-        counters: Counters by the names under which amounts are added.
-    """
+    """Adds up what batches count, and exports the sums to `counters` of the same names."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters, self._lock = counters, threading.Lock()
@@ -112,8 +107,6 @@ class ErrorsFeed:
 
 
 class TotalsFeed:
-    """Exports a batcher's totals."""
-
     def __init__(self, labels: dict[str, str], totals: Totals) -> None:
         self._totals, self._new = totals, Increases()
         self._seconds, self._rejects = Counters(SECONDS, labels), Rejects(labels)
@@ -136,7 +129,6 @@ def histogram_feeds(
 
 
 def queue_feeds(labels: dict[str, str], totals: Totals) -> list[Feed]:
-    """The feeds of a batcher."""
     return [TotalsFeed(labels, totals), *histogram_feeds(OF_CALLS, labels, totals)]
 
 
@@ -146,12 +138,7 @@ def batcher_feeds(labels: dict[str, str], totals: Totals, errors: ErrorLog) -> l
 
 
 class Exporter:
-    """Updates feeds once a second, on a thread of its own.
-
-    Args:
-        feeds: What is exported.
-        labels: Of the counter of exports.
-    """
+    """Updates feeds once a second, on a thread of its own, and counts exports under `labels`."""
 
     def __init__(self, feeds: Sequence[Feed], labels: dict[str, str]) -> None:
         self._exports = CountsFeed(Counters(EXPORTS, labels))

@@ -1,7 +1,4 @@
-"""Our metrics, exported alongside Triton's.
-
-Every update is a round trip to the server's process, for which no call is to wait: see `feeds`.
-"""
+"""Our metrics, exported alongside Triton's; each update is a round trip, for which no call may wait."""
 
 from collections.abc import Mapping
 from typing import Any

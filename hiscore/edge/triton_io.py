@@ -37,20 +37,18 @@ class ReplyTo:
 
     @classmethod
     def of(cls, request: Any) -> "ReplyTo":
-        """The caller of a request."""
         return cls(request.get_response_sender(), request_id(request))
 
     def send(self, answer: Outputs | RequestError, last: bool = True, streamed: bool = False) -> bool:
-        """Send a response. Never raises.
+        """Send a response, never raising.
 
         Args:
-            answer: Tensors or an error.
             last: No response follows.
             streamed: Begin an error's message with its code, since Triton drops the code of streamed responses.
 
         Returns:
-            Whether it was sent. If not, for example for lack of shared memory, an error was sent instead, as the
-            last response.
+            True if it was sent. Otherwise, for lack of shared memory say, an error was sent instead, as the
+                last response.
         """
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
@@ -77,17 +75,12 @@ def serve(
     batcher: Batcher[Any] | TwoStages[Any],
     timeout_s: float,
 ) -> list[Any] | None:
-    """Validate the requests of an `execute` and hand them to the batcher.
+    """Validate the requests of an `execute` and hand them to the batcher; return what `execute` returns.
 
     Args:
-        requests: Triton's requests.
         read: Turns a request into a job, or raises `RequestError`. It must copy what it keeps: the shared memory
             behind a tensor is gone after `execute`.
-        batcher: Runs the jobs.
         timeout_s: The longest wait in the queue; a caller may ask for less.
-
-    Returns:
-        The value that `execute` returns: the response, if the only request was run on the spot.
     """
     now = time.monotonic()
     queued: list[QueuedRequest[Any]] = []
@@ -130,12 +123,7 @@ def server_directory(args: dict[str, str]) -> Path:
 
 
 def instance_of(args: dict[str, str], on_cpu: int) -> Instance:
-    """Which of a model's instances this is.
-
-    Args:
-        args: What Triton gives a model's ``initialize``.
-        on_cpu: CPU_INSTANCES.
-    """
+    """Find an instance's place among a model's, from the arguments of ``initialize`` and CPU_INSTANCES."""
     if args["model_instance_kind"] != "CPU":
         return Instance(f"cuda:{args['model_instance_device_id']}")
     # Triton calls them MODEL_GROUP_NUMBER.
@@ -163,7 +151,7 @@ def parameters(request: Any) -> str:
 
 
 def tensor(request: Any, name: str) -> npt.NDArray[Any] | None:
-    """An input as a view of shared memory, or None if it was not sent."""
+    """View an input in shared memory, or return None if it was not sent."""
     triton_tensor = pb_utils.get_input_tensor_by_name(request, name)
     if triton_tensor is None:
         return None
@@ -192,12 +180,12 @@ def strings(values: npt.NDArray[Any], name: str) -> list[str]:
 
 
 def string(request: Any, name: str) -> str | None:
-    """An input that is one text, or None if it was not sent."""
+    """Read an input that is one text, or None if it was not sent."""
     values = tensor(request, name)
     return None if values is None else strings(values, name)[0]
 
 
 def flag(request: Any, name: str) -> bool | None:
-    """An input that is one flag, or None if it was not sent."""
+    """Read an input that is one flag, or None if it was not sent."""
     values = tensor(request, name)
     return None if values is None else bool(values[0])

@@ -9,7 +9,7 @@ class AnswerReader:
     """Reads one answer.
 
     Args:
-        reasoning: Whether reasoning is told apart, and has begun in the prompt: None: it is not told apart.
+        reasoning: Reasoning is told apart, and has begun in the prompt if true; None: it is not told apart.
         tools: The format of calls; None: there are none.
     """
 
@@ -18,7 +18,6 @@ class AnswerReader:
         self._tools = None if tools is None else ToolCallReader(tools)
 
     def push(self, text: str) -> list[Part]:
-        """The parts that more text completes."""
         return self._read(self._reasoning.push(text) if self._reasoning else [Content(text)] if text else [])
 
     def finish(self) -> list[Part]:

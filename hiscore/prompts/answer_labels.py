@@ -23,31 +23,23 @@ PAIRS = tuple(map("".join, product(ascii_uppercase, repeat=2)))
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of one question.
-
-    Attributes:
-        ids: Their tokens, all different.
-    """
+    """The labels of one question; `ids` are their tokens, all different."""
 
     texts: Sequence[str]
     ids: Sequence[int]
 
 
 class AnswerLabels:
-    """Finds labels, once for each kind of question.
-
-    Args:
-        prompt: Any prompt, rendered: what its end does to a label is what every prompt's does.
-    """
+    """Finds labels, once for each kind of question, by the end of any rendered prompt: all prompts end alike."""
 
     def __init__(self, tokenizer: PromptTokenizer, prompt: str) -> None:
         self._tokenizer, self._prompt = tokenizer, prompt
 
     def of(self, kind: Kind, options: int) -> Labels:
-        """The labels of a question.
+        """Find the labels of a question.
 
         Raises:
-            PromptError: This model has none, or too few.
+            PromptError: The model has none, or too few.
         """
         fixed = FIXED[kind]
         for found in self._fixed[kind] if options <= len(fixed) else self._pairs:

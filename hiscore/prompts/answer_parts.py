@@ -20,11 +20,7 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function that the model wants to be called.
-
-    Attributes:
-        arguments: A JSON object.
-    """
+    """A function that the model wants to be called; `arguments` is a JSON object."""
 
     name: str
     arguments: str
@@ -34,11 +30,9 @@ Part: TypeAlias = Content | Reasoning | ToolCall
 
 
 def split_at(text: str, mark: str) -> tuple[str, str, bool]:
-    """Look for the first mark in a text that may go on.
+    """Return the text before and behind the first mark, and True.
 
-    Returns:
-        What comes before it, what comes after it, and whether there is one. If there is none, the second part is
-        the end of the text that may be the beginning of one.
+    Without a mark, the second text is the end that may be the beginning of one, and the last value False.
     """
     before, found, after = text.partition(mark)
     if found:

@@ -7,15 +7,12 @@ from hiscore.tokenization.panics import Panic, panics_raised
 
 
 class CannotEncode(ValueError):
-    """A caller's text would become a protected token all the same, or the library gives up on it.
-
-    The message says which.
-    """
+    """A caller's text would become a protected token all the same, or the library gives up on it."""
 
 
 @contextmanager
 def panics_refused() -> Iterator[None]:
-    """Turn a library's panic into `CannotEncode`; as a decorator, too."""
+    """Turn a library's panic into `CannotEncode`."""
     try:
         with panics_raised():
             yield

@@ -28,7 +28,6 @@ class GenerationBlocks(Extension):
     tags = {"generation"}  # noqa: RUF012 - as in the base class
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements up to the end of the block."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -48,7 +47,6 @@ def sandbox() -> ImmutableSandboxedEnvironment:
 
 
 def compiled(source: str) -> Template:
-    """A template that renders in the sandbox."""
     template = sandbox().from_string(source)
     # Every rendering copies them, and copying Jinja's chain of mappings takes longer than a short template.
     template.globals = dict(template.globals)
@@ -56,12 +54,7 @@ def compiled(source: str) -> Template:
 
 
 class ChatTemplate:
-    """The chat template of a checkpoint.
-
-    Args:
-        source: Jinja.
-        special_tokens: The names that it may use, such as ``bos_token``, with what they stand for.
-    """
+    """The chat template of a checkpoint, which may use the names of `special_tokens`, such as ``bos_token``."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
@@ -69,11 +62,10 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """The prompt for the next message of the assistant, which begins without reasoning.
+        """Render the prompt for the next message of the assistant, which begins without reasoning.
 
-        Args:
-            messages: As OpenAI's chat has them; texts of callers are escaped.
-            variables: Others that the template may use, such as ``tools``.
+        `messages` are as OpenAI's chat has them, with callers' texts escaped; the template may use
+        `variables`, ``tools`` say.
 
         Raises:
             PromptError: The template refuses the messages.
@@ -94,7 +86,7 @@ def render(template: Template, **variables: Any) -> str:
     """Render a template.
 
     Raises:
-        PromptError: It fails, or refuses what it is given.
+        PromptError: The template fails, or refuses what it is given.
     """
     try:
         return template.render(**variables)

@@ -17,11 +17,7 @@ PROBE = "The answer."
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation as `decode` takes it.
-
-    Attributes:
-        reasoning: Whether the prompt ends within the model's reasoning.
-    """
+    """A conversation as `decode` takes it; with `reasoning` the prompt ends within the model's reasoning."""
 
     ids: list[int]
     reasoning: bool
@@ -32,7 +28,7 @@ class Conversations:
 
     Attributes:
         reasons: Answers may begin with reasoning between marks.
-        tool_format: How calls of tools are written; None: unknown.
+        tool_format: The format of calls of tools; None: unknown.
         end_ids: The tokens that end an answer in the template.
     """
 
@@ -50,17 +46,15 @@ class Conversations:
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, **variables: Any
     ) -> ChatPrompt:
-        """The prompt for the next message of the assistant.
+        """Make the prompt for the next message of the assistant.
 
         Args:
             messages: As OpenAI's chat has them, contents as text and arguments of calls as objects.
-            tools: As OpenAI's chat has them; None: none.
-            variables: Others that the template may use.
 
         Raises:
             PromptError: The template refuses the messages.
             CannotEncode: A text would become a special token, or the library gives up on one.
-            TooMuchText: It is more than can fit the context.
+            TooMuchText: The prompt cannot fit the context.
         """
         escape = self.tokenizer.escapes.escape_all
         template = self._with_tools if tools else self._template
@@ -80,7 +74,7 @@ class Conversations:
         }
 
     def _find_end(self) -> list[int]:
-        """Whatever generation_config.json says, the token behind an answer of the template ends it."""
+        """Find the token behind an answer of the template, which ends it whatever generation_config.json says."""
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE}]
         try:
             text = self._template.render_as_is(messages, add_generation_prompt=False)

@@ -44,22 +44,16 @@ class Question:
 
     @property
     def characters(self) -> int:
-        """Characters of all its texts."""
         return len(self.instructions) + sum(len(each.text) + len(each.description) for each in self.options)
 
     def rotated(self, by: int) -> "Question":
-        """The same with its options in another order: the one at `by` comes first."""
+        """Rotate the options, so that the one at `by` comes first."""
         return Question(self.kind, self.instructions, [*self.options[by:], *self.options[:by]])
 
 
 @dataclass(frozen=True)
 class DecisionPrompts:
-    """Prompts as the scorer takes them.
-
-    Attributes:
-        prompts: The state, and the questions.
-        label_ids: For each question, the tokens that stand for its options.
-    """
+    """Prompts as the scorer takes them, with the tokens that stand for each question's options."""
 
     prompts: Prompts
     label_ids: list[Sequence[int]]
@@ -76,11 +70,7 @@ class DecisionPrompter:
 
     @property
     def labels(self) -> AnswerLabels:
-        """Its labels, found at first use.
-
-        Raises:
-            PromptError: The chat template does not take a question.
-        """
+        """Labels of the checkpoint, found at first use; raises `PromptError` if its template takes no question."""
         if self._labels is None:
             before, after = self._frame([Message("user", "a")])
             self._labels = AnswerLabels(self.tokenizer, f"{before}b{after}")
@@ -92,12 +82,12 @@ class DecisionPrompter:
         return f"{before}{self._question(question)}{after}"
 
     def ids(self, state: Sequence[Message], questions: Sequence[Question]) -> DecisionPrompts:
-        """The prompts of all questions about one state.
+        """Encode the prompts of all questions about one state.
 
         Raises:
             PromptError: The chat template refuses the state, or there are not enough labels.
             CannotEncode: A text would become a special token, or the library gives up on one.
-            TooMuchText: It is too much to encode, or over the limits.
+            TooMuchText: The text is too much to encode, or over the limits.
         """
         before, after = self._frame(state)
         tails = [f"{self._question(question)}{after}" for question in questions]
@@ -116,7 +106,7 @@ class DecisionPrompter:
         return once * repeats + sum(question.characters for question in questions)
 
     def _begun(self, once: list[int], rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-        """With the special tokens that a chat template would have written."""
+        """Add the special tokens that a chat template would have written."""
         beginning = self.tokenizer.beginning
         return ([*beginning, *once], rows) if once else ([], [[*beginning, *row] for row in rows])
 

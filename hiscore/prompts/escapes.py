@@ -43,8 +43,7 @@ KNOWN_KEYS = frozenset(
 class Escapes:
     """Escapes texts, and reveals them in what a template has made of them.
 
-    Args:
-        names: Of the protected tokens, the secret ones under which the tokenizer knows them.
+    `names` maps the protected tokens to the secret ones under which the tokenizer knows them.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -66,10 +65,7 @@ class Escapes:
                 self._middles.update(content[start:end] for end in cuts[index + 1 :])
 
     def escape(self, text: str) -> str:
-        """A text with no character left with which a protected token begins.
-
-        Nor does it go on with one that the template has begun, as in ``<{{ name }}>``.
-        """
+        """Escape a text, in which no protected token then begins or, as in ``<{{ name }}>``, ends."""
         body = text.lstrip()  # a template may strip it, too
         if not self._goes_on(body):
             return text.translate(self._table)
@@ -90,7 +86,7 @@ class Escapes:
         return value
 
     def reveal(self, prompt: str) -> str:
-        """A rendered template with its own tokens under their secret names, and the texts as they were."""
+        """Put a rendered template's own tokens under their secret names, and the texts back as they were."""
         named = self._protected.sub(lambda match: self._names[match[0]], prompt)
         # A template may have cut a text in the middle of an escape.
         return self._codes.sub(lambda match: self._revealed.get(match[0], match[0][1:]), named)

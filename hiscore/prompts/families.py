@@ -1,4 +1,4 @@
-"""The templates of rerankers: which checkpoint has which, and what its answer means."""
+"""The templates of rerankers: the family of each checkpoint, and the labels of its answer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ class RerankFamily:
         name: For PROMPT_TEMPLATE; its template is the file of that name.
         labels: The texts whose tokens mean relevant and not relevant; the second is empty where the logit of the
             first alone is the score.
-        instruction: If a request has none.
+        instruction: The default of a request's instruction.
         in_chat: The template is the user's message in the checkpoint's own chat template.
         marks: Parts of the names of its checkpoints, in lower case.
     """
@@ -34,7 +34,6 @@ class RerankFamily:
 
     @property
     def file(self) -> Path:
-        """Its template."""
         return TEMPLATES / f"{self.name.replace('-', '_')}.jinja"
 
 
@@ -56,7 +55,7 @@ DEFAULT = FAMILIES["yes-no"]
 
 
 def family_of(checkpoint: Path) -> RerankFamily:
-    """The family of a checkpoint: by its name, as its directory or its own files give it."""
+    """Find a checkpoint's family by its name, as its directory or its own files give it."""
     names = [checkpoint.name, read_json(checkpoint / "config.json").get("_name_or_path") or ""]
     for family in FAMILIES.values():
         if any(mark in str(name).lower() for mark in family.marks for name in names):

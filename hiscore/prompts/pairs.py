@@ -12,11 +12,7 @@ from hiscore.tokenization.pair_template import read_pair_template
 
 
 class PairPrompts:
-    """Makes the pairs of one checkpoint.
-
-    Raises:
-        ValueError: Its tokenizer makes no pairs.
-    """
+    """Makes the pairs of one checkpoint; raises ValueError if its tokenizer makes none."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.tokenizer = PromptTokenizer(checkpoint)
@@ -29,7 +25,7 @@ class PairPrompts:
         self._template = template
 
     def ids(self, query: str, documents: Sequence[str], instruction: str | None = None) -> Prompts:
-        """The pairs of one query with all documents.
+        """Encode the pairs of one query with all documents.
 
         Raises:
             PromptError: There is an instruction, which an encoder has no place for.

@@ -13,11 +13,7 @@ MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 def is_protected(token: dict[str, Any], templates: str) -> bool:
-    """Check whether an added token is special, like ``<|name|>``, or in brackets and part of a template.
-
-    Args:
-        token: As in tokenizer.json.
-    """
+    """Check whether an added token is special, like ``<|name|>``, or in brackets and part of a template."""
     content: str = token["content"]
     if token["special"] or PIPED.fullmatch(content):
         return True
@@ -25,13 +21,9 @@ def is_protected(token: dict[str, Any], templates: str) -> bool:
 
 
 def rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
-    """Give protected tokens their secret names in the model's own vocabulary too, where text could spell them.
+    """Give protected tokens (`names`) their secret names in tokenizer.json's `model`, where text could spell them.
 
     The merges of BPE name their results, so its vocabulary stays as it is.
-
-    Args:
-        model: The part `model` of tokenizer.json, changed in place.
-        names: By what the tokens are.
     """
     kept = BYTE_TOKEN.fullmatch if model.get("byte_fallback") else lambda content: None
     renamed = {content: name for content, name in names.items() if not kept(content)}
@@ -43,12 +35,7 @@ def rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
 
 
 def ids_of_protected(tokenizer: Tokenizer, protected: Sequence[str], model: dict[str, Any]) -> dict[int, str]:
-    """Protected tokens that the model's own vocabulary has, by id; not those that any text may give.
-
-    Args:
-        tokenizer: In which they have secret names.
-        model: The part `model` of tokenizer.json.
-    """
+    """Map ids of the model's own vocabulary to protected tokens, but for those that any text may give."""
     found = {tokenizer.token_to_id(content): content for content in protected}
     ordinary = {model.get("unk_token")}
     if model["type"] == "Unigram" and model.get("unk_id") is not None:

@@ -6,11 +6,7 @@ BEGIN, END = "<think>", "</think>"
 
 
 class ReasoningReader:
-    """Splits one answer. White space around the reasoning belongs to neither.
-
-    Args:
-        begun: The prompt has already begun the reasoning.
-    """
+    """Splits one answer, whose reasoning the prompt may have `begun`; white space between is dropped."""
 
     def __init__(self, begun: bool) -> None:
         self._state = "reasoning" if begun else "start"
@@ -19,7 +15,6 @@ class ReasoningReader:
         self._first = True  # nothing of the present state has been passed on
 
     def push(self, text: str) -> list[Part]:
-        """The parts that more text completes."""
         text, self._held = self._held + text, ""
         parts: list[Part] = []
         if self._state == "start":
@@ -43,7 +38,6 @@ class ReasoningReader:
         return [*parts, Content(text)] if text else parts
 
     def finish(self) -> list[Part]:
-        """Return the part that was held back, at the end of the answer."""
         held, self._held = self._held, ""
         if not held:
             return []

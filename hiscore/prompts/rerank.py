@@ -33,7 +33,7 @@ class ClassifierPairs:
     def ids(
         self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
     ) -> Prompts:
-        """Encode pairs; see `RerankPrompts.ids`.
+        """Encode pairs.
 
         Raises:
             PromptError: There is no place for an instruction.
@@ -46,7 +46,6 @@ class ClassifierPairs:
     def characters(
         self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
     ) -> int:
-        """Estimate characters; see `RerankPrompts.characters`."""
         return sum(map(len, queries)) + sum(map(len, documents)) + AROUND_A_PAIR * len(documents)
 
 
@@ -56,7 +55,6 @@ class RerankPrompts:
     Args:
         template: The name of a family, the path of a Jinja file, or empty: chosen by the checkpoint.
         labels: Two texts; empty: those that the file names, or else the family's.
-        is_classifier: The model has its own labels.
 
     Raises:
         ValueError: The template or the labels cannot be used.
@@ -77,7 +75,6 @@ class RerankPrompts:
 
     @property
     def name(self) -> str:
-        """Name of the template."""
         return self.family.name
 
     def _find_labels(self, labels: Sequence[str]) -> None:
@@ -91,7 +88,7 @@ class RerankPrompts:
         self._check_labels(*texts)
 
     def text(self, query: str, document: str, instruction: str | None = None) -> str:
-        """The whole prompt for one document, with the caller's texts escaped."""
+        """Render the whole prompt for one document, with the caller's texts escaped."""
         escape = self.tokenizer.escape
         prompt = render(
             self._template,
@@ -107,7 +104,7 @@ class RerankPrompts:
     def ids(
         self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
     ) -> Prompts:
-        """The prompts for all documents, each with its own query.
+        """Encode the prompts for all documents, each with its own query.
 
         Raises:
             PromptError: The template fails.
@@ -123,16 +120,12 @@ class RerankPrompts:
     def characters(
         self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
     ) -> int:
-        """Estimate the characters that `ids` renders and encodes.
-
-        Raises:
-            PromptError: The template fails.
-        """
+        """Estimate the characters that `ids` renders and encodes."""
         around = len(self.text("", "", instruction))
         return sum(map(len, queries)) + sum(map(len, documents)) + around * len(documents)
 
     def _check_labels(self, *labels: str) -> None:
-        """A label must add its one token, and nothing else, to the very prompt."""
+        """Check that each label adds its one token, and nothing else, to the very prompt."""
         prompt = self.text("a", "b")
         ids, *continued = self.tokenizer.encode([prompt, *(prompt + label for label in labels)])
         for label, label_id, longer in zip(labels, self.label_ids, continued, strict=True):
@@ -145,7 +138,7 @@ class RerankPrompts:
 def make_prompts(
     checkpoint: Path, template: str, labels: Sequence[str], is_classifier: bool
 ) -> RerankPrompts | ClassifierPairs:
-    """The prompts of a checkpoint. See `RerankPrompts` for the arguments, and for what it raises."""
+    """Make the prompts of a checkpoint; raises ValueError as `RerankPrompts` does."""
     if is_classifier and not template and family_of(checkpoint) is DEFAULT:
         return ClassifierPairs(checkpoint)
     return RerankPrompts(checkpoint, template, labels, is_classifier)

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts as the scorer takes them.
-
-    Attributes:
-        query: The token ids with which all prompts begin.
-    """
+    """Prompts as the scorer takes them, all of which begin with the token ids of `query`."""
 
     query: list[int]
     items: list[list[int]]

@@ -17,33 +17,24 @@ class TooMuchText(ValueError):
 class TokenLimits:
     """The scorer's own limits, which would refuse the prompts only once they are encoded and sent.
 
-    Attributes:
-        context: Tokens of one prompt (MAX_CONTEXT).
-        call: Tokens of all prompts of a call, what they share counted once (MAX_CALL_TOKENS).
+    `context` bounds the tokens of one prompt (MAX_CONTEXT), `call` those of all, shared ones once
+    (MAX_CALL_TOKENS).
     """
 
     context: int
     call: int
 
     def check_characters(self, characters: int) -> None:
-        """Refuse more text than may be encoded for one call.
-
-        Raises:
-            TooMuchText: It is more than `MAX_CHARACTERS`.
-        """
+        """Raise `TooMuchText` for more than `MAX_CHARACTERS`, which may be encoded for one call."""
         if characters > MAX_CHARACTERS:
             raise TooMuchText(
                 f"{characters} characters are to be encoded: at most {MAX_CHARACTERS} in one call"
             )
 
     def check_bytes(self, head: str, tails: Sequence[str], bytes_per_token: int | None) -> None:
-        """Refuse prompts of which one has too many tokens however it is encoded.
+        """Raise `TooMuchText` if a prompt has too many tokens however it is encoded.
 
-        Args:
-            bytes_per_token: Bytes of UTF-8 that one token can be at most; None: any number.
-
-        Raises:
-            TooMuchText: One has.
+        `bytes_per_token` counts the bytes of UTF-8 that one token can be at most; None: any number.
         """
         if bytes_per_token is None:
             return
@@ -54,15 +45,9 @@ class TokenLimits:
             )
 
     def check_ids(self, query: int, items: Sequence[int], shared: bool) -> None:
-        """Refuse token ids of a query and its items.
+        """Raise `TooMuchText` if a query's and its items' numbers of tokens are over a limit.
 
-        Args:
-            query: How many the query has.
-            items: How many each item has.
-            shared: The query comes first in every prompt, and counts once.
-
-        Raises:
-            TooMuchText: A prompt, or all together, are over a limit.
+        With `shared` the query comes first in every prompt, and counts once.
         """
         longest = query + max(items, default=0)
         if longest > self.context:
@@ -74,14 +59,7 @@ class TokenLimits:
             )
 
     def gather(self, once: Sequence[int], batches: Iterable[list[list[int]]]) -> list[list[int]]:
-        """Take prompts in batches, and no further batch once they are too many.
-
-        Args:
-            once: Token ids with which all prompts begin.
-            batches: How the prompts continue, at least one each.
-
-        Returns:
-            The rows of all batches.
+        """Take prompts that begin with `once` in batches, and no further batch once they are too many.
 
         Raises:
             TooMuchText: A prompt, or all together, are over a limit.

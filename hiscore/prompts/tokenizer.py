@@ -59,7 +59,7 @@ class PromptTokenizer:
         self.escapes = Escapes(names)
 
     def escape(self, text: str) -> str:
-        """A caller's text for a template, where it can then form no protected token."""
+        """Escape a caller's text for a template, where it can then form no protected token."""
         return self.escapes.escape(text)
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
@@ -87,18 +87,16 @@ class PromptTokenizer:
     def encode_continued(
         self, head: str, tails: Sequence[str], limits: TokenLimits
     ) -> tuple[list[int], list[list[int]]]:
-        """Encode prompts that begin alike, as `encode` would each whole prompt.
+        """Encode prompts that begin with `head`, as `encode` would each whole prompt.
 
-        Args:
-            head: How all of them begin. Where the tokenizer allows, all but its end is encoded only once.
-            tails: How each goes on; at least one.
-            limits: Of the prompts: over them, the rest is not encoded.
+        Where the tokenizer allows, all but the end of `head` is encoded only once.
 
         Returns:
-            The ids that were encoded once, and of each prompt those behind them.
+            The ids that were encoded once, and the ids of each prompt behind them.
 
         Raises:
-            TooMuchText: It is more than `MAX_CHARACTERS`, or over the limits.
+            TooMuchText: The text is more than `MAX_CHARACTERS`, or over the limits, beyond which none is
+                encoded.
         """
         revealed = self.escapes.reveal(head)
         split = self._splits.last(revealed) if self._splits else None
@@ -114,14 +112,7 @@ class PromptTokenizer:
         return once, limits.gather(once, map(self.encode_texts, by_characters(rows, BATCH_CHARACTERS)))
 
     def encode_alike(self, prompts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        """Encode prompts that may begin alike, as `encode` would each; their common beginning only once.
-
-        Args:
-            prompts: At least one.
-
-        Returns:
-            As `encode_continued`.
-        """
+        """Encode prompts that may begin alike, as `encode` would each; their common beginning only once."""
         revealed = [self.escapes.reveal(prompt) for prompt in prompts]
         shared = revealed[0][: common_length(revealed)]
         split = (self._splits.last(shared) if self._splits else None) or 0
@@ -161,13 +152,10 @@ class PromptTokenizer:
 
     @panics_refused()
     def cut(self, text: str, tokens: int, left: bool = False) -> str:
-        """A text's first tokens, or its last.
-
-        Args:
-            left: Keep the last, not the first.
+        """Cut a text to its first tokens, or with `left` to its last.
 
         Raises:
-            CannotEncode: The library gives up on it.
+            CannotEncode: The library gives up on the text.
         """
         text = self.shortened(text, tokens, left)
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
@@ -178,12 +166,7 @@ class PromptTokenizer:
         return text[offsets[-tokens][0] :] if left else text[: offsets[tokens - 1][1]]
 
     def shortened(self, text: str, tokens: int, left: bool = False) -> str:
-        """A text that is far longer than so many tokens without what is far behind them, which is not encoded.
-
-        Args:
-            tokens: How many are to be kept; the arguments are those of `cut`.
-            left: Keep the end.
-        """
+        """Drop the end of a text far longer than so many tokens, or with `left` the beginning, unencoded."""
         if self.bytes_per_token is None or not tokens:
             return text
         # Twice what they can be, so that the tokens at the new end are none of them.
@@ -197,10 +180,10 @@ class PromptTokenizer:
         return number
 
     def label_id(self, label: str) -> int:
-        """The token of a label.
+        """Return the token of a label.
 
         Raises:
-            ValueError: It is not exactly one token.
+            ValueError: The label is not exactly one token.
         """
         ids: list[int] = self._plain.encode(label, add_special_tokens=False).ids
         if len(ids) != 1:

@@ -15,11 +15,9 @@ class ToolFormat:
     """The way in which a family writes calls.
 
     Attributes:
-        name: For messages.
         begin: The mark before calls; empty: an answer that begins with one of `openings` is calls.
         end: The mark behind them; empty: the end of the answer.
         read: The calls of the text between the marks; raises ValueError if they are none.
-        openings: See `begin`.
         special: The mark is a special token, which has no text by default.
         id_length: Characters of a call's id, for templates that demand so many; 0: any.
     """
@@ -43,7 +41,6 @@ class ToolCallReader:
         self._any = False
 
     def push(self, text: str) -> list[Part]:
-        """The parts that more text completes."""
         text, self._held = self._held + text, ""
         parts: list[Part] = []
         while text:
@@ -73,7 +70,6 @@ class ToolCallReader:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the parts that were held back, at the end of the answer."""
         held, self._held = self._held, ""
         if self._inside and not self._undecided:
             return self._calls(held)

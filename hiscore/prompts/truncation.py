@@ -15,9 +15,7 @@ TRIES = 4
 class Truncation:
     """Lengths to which texts may be cut, in tokens of the text alone; None: they may not be.
 
-    Attributes:
-        prompt: Tokens of a whole prompt; its document is cut.
-        left: Keep the ends of documents, not their beginnings.
+    With `prompt`, the tokens of a whole prompt, its document is cut; with `left` documents keep their ends.
     """
 
     query: int | None = None
@@ -27,12 +25,10 @@ class Truncation:
 
     @property
     def asked(self) -> bool:
-        """True if anything may be cut."""
         return (self.query, self.document, self.prompt) != (None, None, None)
 
 
 NOTHING = Truncation()
-"""Nothing may be cut."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +48,12 @@ def cut_prompts(
     truncation: Truncation,
     limits: TokenLimits,
 ) -> CutPrompts:
-    """Make prompts of texts that are cut as asked.
-
-    Args:
-        queries: One per document.
-        documents: As sent.
-        instruction: As for `RerankPrompts.ids`.
-        limits: Of the prompts. What is over them however it is encoded is not encoded.
+    """Make prompts of texts that are cut as asked. Text that is over `limits` in any case is not encoded.
 
     Raises:
         PromptError: The template fails.
         CannotEncode: A text would become a special token, or the library gives up on one.
-        TooMuchText: It is too much to encode, or what may not be cut has too many tokens.
+        TooMuchText: The text is too much to encode, or what may not be cut has too many tokens.
     """
     _check_size(maker, queries, documents, instruction, truncation, limits)
     tokenizer, left = maker.tokenizer, truncation.left

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PairPacking:
-    """Packs an encoder's prompts into forwards of `budget` tokens: each item with the query, so nothing is cached."""
+    """Packs an encoder's prompts into forwards of `budget` tokens: items with the query, nothing cached."""
 
     budget: int
     rules: PairRules

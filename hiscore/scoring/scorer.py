@@ -49,7 +49,7 @@ class Scorer:
         packing: Packing,
         leader: Leader | None = None,
     ) -> None:
-        """Join the parts of a scorer; `leader` leads the ranks that hold their computations, if there are several."""
+        """Join the parts of a scorer; `leader` leads the ranks that hold computations, if there are several."""
         self.computation, self.facts, self.packing = computation, facts, packing
         self.device = computation.device
         if leader is None:
@@ -82,8 +82,7 @@ class Scorer:
 
     @torch.inference_mode()
     def in_slices(self, requests: Sequence[ScoreRequest]) -> Iterator[LaunchedSlice | PendingScores]:
-        """Pack a batch and launch it, a slice at each step, the last of which gives the scores; any thread
-        may take one.
+        """Pack a batch and launch it, a slice at each step, on any thread; the last step gives the scores.
 
         Until then other batches may be launched that cost no more than `between`, by the prices of
         `Packing.plan`.

@@ -21,11 +21,7 @@ STACK_BYTES = 256 * 2**20
 
 
 def die_with(parent: int, by: signal.Signals) -> None:
-    """Have the kernel signal this process when the thread that started it ends.
-
-    Args:
-        parent: Process id of the parent; if it is dead already, this process exits.
-        by: The signal.
+    """Have the kernel signal this process when the thread that started it ends; exit if `parent` is dead already.
 
     Raises:
         OSError: The kernel refuses.

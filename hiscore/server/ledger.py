@@ -1,6 +1,6 @@
 """Claims on memory by the models of one server, which are processes of their own and start at the same time.
 
-Each would see the same free memory and take it for its own. So whoever plans first writes down what was free, and
+Each would see the same free memory and take it for its own. So the first to plan writes down what was free, and
 every claim is checked against that, less the claims of the others.
 """
 
@@ -19,11 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """The claims of one server's models.
+    """The claims of one server's models, in its directory; without one, this process plans alone.
 
-    Args:
-        directory: The server's own; None: this process plans alone.
-        server: Process id of the server; None: this process is a child of it.
+    `server` is the server's process id; None: this process is its child.
     """
 
     def __init__(self, directory: Path | None = None, server: int | None = None) -> None:
@@ -32,12 +30,7 @@ class Ledger:
         self._alone: dict[str, Any] = {}
 
     def free(self, place: str, measure: Callable[[], int]) -> int:
-        """Bytes that were free before any model of this server claimed some.
-
-        Args:
-            place: A device, or ``host``.
-            measure: Bytes that are free now; called for the first who asks.
-        """
+        """Return the bytes of a device or ``host`` that were free before any model of this server claimed some."""
         with self._open() as places:
             account = places.setdefault(place, {"claims": {}})
             if "free" not in account:
@@ -46,14 +39,10 @@ class Ledger:
         return free
 
     def claim(self, owner: str, plan: MemoryPlan) -> None:
-        """Log a plan, check that it fits beside the claims of others, and write it down.
-
-        Args:
-            owner: Whose it is; an earlier claim of the same owner is replaced.
-            plan: For a place that somebody has measured with `free`.
+        """Log a plan, check that it fits beside others' claims, and write it down in place of its owner's last.
 
         Raises:
-            MemoryExceeded: It does not fit.
+            MemoryExceeded: The plan does not fit.
         """
         with self._open() as places:
             account = places[plan.place]
@@ -68,7 +57,7 @@ class Ledger:
 
     @contextmanager
     def _open(self) -> Iterator[dict[str, Any]]:
-        """The ledger's contents, written back if nothing was raised; nobody else has it meanwhile."""
+        """Hold the ledger alone, and write its contents back if nothing was raised."""
         if self._file is None:
             yield self._alone
             return

@@ -2,8 +2,9 @@
 
 Triton keeps one queue per model, and hands the next call to any instance whose `execute` has returned. Ours only
 queues a call, so calls would be dealt in turn, whatever an instance still has to do. Hence each publishes its
-load, and returns from `execute` only when no other has less to do: the next call goes to the one that has least.
-One that has returned cannot be called back: if another has less to do a moment later, it still gets a call.
+load, and returns from `execute` only when no other has less to do. An instance that has returned cannot be
+called
+back: if another has less to do a moment later, it still gets a call.
 """
 
 import fcntl
@@ -23,12 +24,9 @@ POLL_S = 0.002
 
 
 class LoadBoard:
-    """One instance's view of all loads.
+    """One instance's view of all loads, in the server's directory; without one it is the only instance.
 
-    Args:
-        directory: The server's own; None: this instance is the only one.
-        model: The model's name.
-        server: Process id of the server; None: this process is a child of it.
+    `server` is the server's process id; None: this process is its child.
 
     Raises:
         ValueError: There are too many instances.
@@ -43,12 +41,7 @@ class LoadBoard:
             self._join(directory / f"loads-{model}-{server or os.getppid()}")
 
     def publish(self, load: float, part: int = 0) -> None:
-        """Say how much there is to do.
-
-        Args:
-            load: In whatever unit the instances of the model agree on, at least 0; infinite: no call could wait.
-            part: Which part of the instance's work it is.
-        """
+        """Publish the load of a part of the instance's work, at least 0; infinite: no call could wait."""
         with self._lock:
             self._parts[part] = load
             self._loads[self._own] = sum(self._parts)
@@ -94,10 +87,9 @@ class LoadBoard:
 
 
 class PartOfLoad:
-    """The board in the eyes of another batcher of an instance; see `LoadBoard`."""
+    """The board in the eyes of another batcher of an instance."""
 
     def __init__(self, board: LoadBoard, part: int, scale: float) -> None:
-        """Share a board; `part` and `scale` as there."""
         self._board, self._part, self._scale = board, part, scale
 
     def publish(self, load: float) -> None:

@@ -11,11 +11,9 @@ class MemoryExceeded(ValueError):
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """One use of memory.
+    """One use of memory, decided by `settings`, most effective first.
 
-    Attributes:
-        settings: Those that decide it, most effective first.
-        shared: Models that name the same thing here have it together; empty: it is this model's own.
+    Models that name the same thing as `shared` have the memory together; empty: it is this model's own.
     """
 
     name: str
@@ -26,26 +24,17 @@ class MemoryLine:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Everything that a model takes in one place.
-
-    Attributes:
-        place: A device, such as ``cuda:0``, or ``host``.
-    """
+    """Everything that a model takes in one place: a device, such as ``cuda:0``, or ``host``."""
 
     place: str
     lines: tuple[MemoryLine, ...]
 
     @property
     def total(self) -> int:
-        """Bytes of all lines."""
         return sum(line.bytes for line in self.lines)
 
     def table(self, left: int) -> str:
-        """The plan as lines of text.
-
-        Args:
-            left: Bytes that are there for it.
-        """
+        """Format the plan as lines of text, above the bytes `left` for it."""
         rows = [(line.name, line.bytes, ", ".join(line.settings)) for line in self.lines if line.bytes]
         rows += [("together", self.total, ""), ("available", left, "")]
         width = max(len(name) for name, _, _ in rows)
@@ -53,14 +42,7 @@ class MemoryPlan:
         return "\n".join([f"memory on {self.place}:", *text])
 
     def check(self, left: int) -> None:
-        """Refuse a plan that does not fit.
-
-        Args:
-            left: Bytes that are there for it.
-
-        Raises:
-            MemoryExceeded: It needs more.
-        """
+        """Raise `MemoryExceeded` if the plan needs more than the bytes `left` for it."""
         if self.total <= left:
             return
         uses = sorted((line for line in self.lines if line.bytes), key=lambda line: -line.bytes)
@@ -73,5 +55,5 @@ class MemoryPlan:
 
 
 def gib(size: int) -> str:
-    """Bytes for people."""
+    """Format bytes for people."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"

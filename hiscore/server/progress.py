@@ -18,11 +18,7 @@ def no_progress() -> None:
 
 
 class Progress:
-    """A model's counter.
-
-    Args:
-        directory: The server's own, which the launcher reads.
-    """
+    """A model's counter, in its server's directory."""
 
     def __init__(self, directory: Path, model: str) -> None:
         path = _files(directory, model) / str(os.getpid())

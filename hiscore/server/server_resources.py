@@ -16,13 +16,7 @@ SHARERS = ("scorer", "decode")
 
 @dataclass(frozen=True)
 class Instance:
-    """Place of one instance among a model's instances.
-
-    Attributes:
-        device: Its own GPU, or the CPU.
-        number: Among those on the same device.
-        of: Instances on that device: one on a GPU, CPU_INSTANCES on the CPU.
-    """
+    """Place of one instance among a model's: the device, and the number among instances on the same device."""
 
     device: str = "cpu"
     number: int = 0
@@ -35,11 +29,9 @@ class Instance:
 
 @dataclass(frozen=True)
 class ServerResources:
-    """The ledger of memory, the counter of progress and the weights; by default those of a model that is alone.
+    """Resources that a model shares with its server; by default those of a model that is alone.
 
-    Attributes:
-        progress: Called after each layer that is computed on the CPU.
-        weights: Loads those that several models use once.
+    `progress` is called after each layer that is computed on the CPU; `weights` loads common weights once.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -69,11 +61,9 @@ class ServerResources:
     def in_server(
         cls, directory: Path, model: str, server: int | None = None, instance: Instance = Instance()
     ) -> "ServerResources":
-        """Resources that a model shares with its server.
+        """Make the resources that a model shares with its server.
 
-        Args:
-            directory: The server's own.
-            server: Its process id; None: this process is a child of it.
+        `server` is the server's process id; None: this process is its child.
         """
         server = os.getppid() if server is None else server
         both = all((directory / "models" / name).is_dir() for name in SHARERS)

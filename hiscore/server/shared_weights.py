@@ -1,9 +1,9 @@
 """One copy of the weights for the models of a server that compute with the same ones.
 
-`scorer` and `decode` are processes of their own. Whoever comes first loads the weights and leaves in the server's
+`scorer` and `decode` are processes of their own. The first to come loads the weights and leaves in the server's
 directory how to reach them; the other maps the same memory. On a GPU that is CUDA's memory between processes, by
 torch's own reductions; on the CPU an anonymous file in memory (memfd), which is gone when its last process is.
-Whoever dies takes the other with it: the watchdog restarts the whole server.
+When one process dies, so does the other: the watchdog restarts the whole server.
 """
 
 import fcntl
@@ -26,16 +26,13 @@ log = logging.getLogger(__name__)
 W = TypeVar("W")
 ALIGNMENT = 64
 LAST_WAIT_S = 5.0
-"""Seconds that the owner of CUDA memory waits, when it stops, for others that still compute with it. A file in
-memory needs no such care: it lives as long as a process maps it."""
+"""Seconds that a stopping owner of CUDA memory waits for others that compute with it."""
 
 
 class SharedWeights:
-    """Loads weights, or maps those that another model of the server has loaded.
+    """Loads weights, or maps those that another model of the server has loaded; not shared without a directory.
 
-    Args:
-        directory: The server's own; None: weights are not shared.
-        server: Process id of the server; None: this process is a child of it.
+    `server` is the server's process id; None: this process is its child.
     """
 
     def __init__(self, directory: Path | None = None, server: int | None = None) -> None:
@@ -46,15 +43,12 @@ class SharedWeights:
 
     @property
     def shares(self) -> bool:
-        """True if another model may compute with the same weights."""
         return self._directory is not None
 
     def load(self, key: str, load: Callable[[], W]) -> W:
-        """The weights, loaded once for all who ask for the same.
+        """Load weights once for all models that ask for the same `key`: device, dtype, format.
 
-        Args:
-            key: Says what they are: device, dtype, format.
-            load: Loads them. Any nest of dataclasses and tuples with tensors.
+        The weights are any nest of dataclasses and tuples with tensors.
         """
         if self._directory is None:
             return load()

@@ -1,5 +1,3 @@
-"""Texts in batches of about so many characters."""
-
 from collections.abc import Iterator, Sequence
 
 

@@ -50,26 +50,18 @@ NEW_DIGITS = (("\U00011de0", "\U00011de9"), ("\U00016ff4", "\U00016ff6"))
 class ByteLevelBPE:
     """A tiktoken encoding that gives a tokenizer's ids, and the characters that it cannot take.
 
-    Attributes:
-        encoding: For texts without these characters, with `SEPARATOR` as a special token.
-        left_out: Characters, as ranges from first to last, of which the vocabulary lacks a byte, or which the
-            libraries see in different ways; and `SEPARATOR`.
+    `left_out` holds ranges from first to last: characters of which the vocabulary lacks a byte, or which the two
+    libraries see in different ways; and `SEPARATOR`.
     """
 
     encoding: tiktoken.Encoding
     left_out: tuple[tuple[str, str], ...]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts in one call: each call of the library lets go of the interpreter, and waits to get it back.
-
-        Args:
-            texts: Without the characters that are left out.
-
-        Returns:
-            The ids of each text.
+        """Encode texts without left-out characters in one call: each lets go of the interpreter, and waits for it.
 
         Raises:
-            Panic: The pattern backtracks too far in one of them.
+            Panic: The pattern backtracks too far in one of the texts.
         """
         if not texts:
             return []
@@ -89,10 +81,9 @@ class ByteLevelBPE:
 
 
 def byte_level_bpe(backend: Tokenizer) -> ByteLevelBPE | None:
-    """Find what gives a tokenizer's ids; None if that is not proved.
+    """Find the encoding that gives a fast tokenizer's ids, or None if that is not proved.
 
-    Args:
-        backend: The fast tokenizer. Its normalizer, added and special tokens are left to the caller.
+    The tokenizer's normalizer, added and special tokens are left to the caller.
     """
     pattern = _pattern(state(backend.pre_tokenizer))
     if pattern is None or not isinstance(backend.model, BPE) or backend.model.dropout:

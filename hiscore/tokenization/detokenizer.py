@@ -35,7 +35,6 @@ class DetokenizerFactory:
             for byte, token in enumerate(names)
             if token is not None and "<0x" not in self.decode([token])
         }
-        """The bytes of byte tokens."""
 
     def new(self, skip_special_tokens: bool = True) -> "IncrementalDetokenizer":
         """A detokenizer for one sequence."""
@@ -53,11 +52,7 @@ class DetokenizerFactory:
 
 
 class IncrementalDetokenizer:
-    """The text of one sequence.
-
-    Args:
-        skip_special_tokens: They have no text.
-    """
+    """The text of one sequence; `skip_special_tokens` leaves special tokens out of it."""
 
     def __init__(self, factory: DetokenizerFactory, skip_special_tokens: bool = True) -> None:
         self._factory, self._skip = factory, skip_special_tokens
@@ -67,11 +62,7 @@ class IncrementalDetokenizer:
         self._broken = False  # the run of byte tokens has an invalid part
 
     def push(self, token: int) -> str:
-        """The text that one more token settles: whole characters, often none.
-
-        Raises:
-            OverflowError: A negative id.
-        """
+        """Return the text that one more token settles: whole characters, often none."""
         if self._factory.has_no_text(token, self._skip):
             return ""
         if token in self._factory.byte_ids:
@@ -98,7 +89,7 @@ class IncrementalDetokenizer:
         return self._give_up_bytes() if self._broken else ""
 
     def _give_up_bytes(self) -> str:
-        """Begin the window anew with bytes that are no character; what it holds back is sent first."""
+        """Begin the window anew with bytes that are no character, after sending the text that it holds back."""
         held_back = self._factory.decode(self._window, self._skip)[self._sent :]
         self._window, self._bytes = self._bytes, []
         self._sent = len(self._factory.decode(self._window, self._skip))

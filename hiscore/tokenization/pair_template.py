@@ -1,7 +1,4 @@
-"""The special tokens that a tokenizer puts around and between the two texts of a pair.
-
-Like all of `tokenization` but `tokenizer`, this does not import transformers.
-"""
+"""The special tokens that a tokenizer puts around and between the two texts of a pair."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +13,11 @@ PROBES = ("a", " b c", "Is 12 a number?\n", "你好")
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """The tokens around two texts that make them a pair; each is encoded by itself, without special tokens.
+    """The tokens around two texts that make them a pair; each text is encoded by itself, without special tokens.
 
     Attributes:
-        before: Token ids before the first text.
-        between: Token ids between the texts.
-        after: Token ids after the second text.
         alone: Token ids before and after a text that makes no pair.
-        token_types: Of the first text with `before` and `between`, and of the second with `after`.
+        token_types: Type of the first text with `before` and `between`, and of the second with `after`.
     """
 
     before: tuple[int, ...]
@@ -40,16 +34,12 @@ class PairTemplate:
         item_ids: Sequence[Sequence[int]],
         item_first: bool = False,
     ) -> tuple[list[int], list[list[int]]]:
-        """Join a query with each item; a text beside an empty one makes no pair.
-
-        Args:
-            query_ids: Token ids of the query, without special tokens.
-            item_ids: The same of each item.
-            item_first: The item is a pair's first text.
+        """Join a query with each item, by ids without special tokens; a text beside an empty one makes no pair.
 
         Returns:
-            What all sequences begin with, up to the item at most; and how each continues. A pair whose query comes
-            second, and a text alone, are in the second part.
+            The ids with which all sequences begin, up to the item at most, and those with which each
+                continues. A pair
+            whose query comes second (`item_first`), and a text alone, are in the second part.
 
         Raises:
             ValueError: There is no such beginning for an empty item, and token types depend on it.
@@ -93,11 +83,7 @@ def read_pair_template(backend: Tokenizer) -> PairTemplate | None:
 
 
 def find_pair_template(tokenizer: Any) -> PairTemplate | None:
-    """Take the template of one of transformers' fast tokenizers from what it does to a pair.
-
-    Returns:
-        None if pairs of probes show that there is no such template.
-    """
+    """Take a fast tokenizer's template from what it does to pairs of probes; None if they show none."""
     template = read_pair_template(tokenizer.backend_tokenizer)
     if template is None:
         return None
@@ -117,7 +103,7 @@ def _common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _types(tokenizer: Any, first: str, second: str) -> list[int]:
-    """The token types that a model would get: zeros where the tokenizer gives none."""
+    """Return the token types that a model would get: zeros where the tokenizer gives none."""
     encoding = tokenizer(first, second)
     return list(encoding.get("token_type_ids", [0] * len(encoding["input_ids"])))
 

@@ -10,10 +10,7 @@ class Panic(Exception):
 
 @contextmanager
 def panics_raised() -> Iterator[None]:
-    """Turn a library's ``PanicException``, which is not an `Exception`, into a `Panic`; as a decorator, too.
-
-    Otherwise it would end a thread that works for everyone.
-    """
+    """Turn a library's ``PanicException``, which is no `Exception` and would end the thread, into a `Panic`."""
     try:
         yield
     except BaseException as error:

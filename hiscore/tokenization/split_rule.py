@@ -13,10 +13,9 @@ WINDOW = 2**15
 class SplitRule:
     """Places at which a text's two parts, encoded separately, give the tokens of the whole.
 
-    Attributes:
-        point: Matches the first character of the second part.
-        adds_space: The tokenizer puts a space before every text. The second part begins with one and is encoded
-            without it.
+    `point` matches the first character of the second part. With `adds_space` the tokenizer puts a space
+    before every
+    text: the second part begins with one, and is encoded without it.
     """
 
     point: re.Pattern[str]
@@ -33,7 +32,7 @@ class SplitRule:
         return None
 
     def last(self, text: str) -> int | None:
-        """The same at the last split point; reads only as much of the end as it must."""
+        """Find the same at the last split point, reading only as much of the text's end as necessary."""
         end, window = len(text), 64
         while end > 0:
             start = max(0, end - window)

@@ -27,13 +27,13 @@ MOST_LEVELS = 50
 class TextEncoder:
     """Gives the ids of the tokenizers library, by tiktoken where it gives the same (`byte_level_bpe`).
 
-    That library looks for added tokens first, for the longest at each place, and encodes the pieces between them
-    one by one; tokens that are looked for in normalised text come second. So a text is split at the first kind
-    here. A text with a token of the second kind, or one that depends on its surroundings, is left to the library,
+    The tokenizers library looks for added tokens first, for the longest at each place, and encodes the pieces
+    between
+    them one by one; tokens that are looked for in normalised text come second. So a text is split at the
+    first kind
+    here. A text with a token of the second kind, or one that depends on its surroundings, is left to the
+    library,
     as is a text with a character for which BPE has no token.
-
-    Args:
-        backend: The fast tokenizer, with truncation and padding off.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -63,7 +63,7 @@ class TextEncoder:
         """Encode texts; many characters on several cores.
 
         Raises:
-            Panic: A library gave up on one of them.
+            Panic: A library gave up on one of the texts.
         """
         if self._bpe is None:
             return self._by_backend(texts)
@@ -123,7 +123,7 @@ class TextEncoder:
         return None if self._left_out.search(normalized) or self._others.search(normalized) else normalized
 
     def _by_bpe(self, texts: list[str]) -> list[list[int]] | None:
-        """None if a pattern backtracks too far in a text, which the other library may stand."""
+        """Encode texts; None if a pattern backtracks too far, which the tokenizers library may survive."""
         try:
             if sum(map(len, texts)) <= CHARACTERS_PER_THREAD:
                 return self._encode_part(texts)
@@ -154,7 +154,7 @@ def _is_plain(token: AddedToken) -> bool:
 
 
 def _joined(pieces: list[str | int], rows: Iterator[list[int]]) -> list[int]:
-    """The ids of a text's pieces; `rows`: those of each piece that is text."""
+    """Join the ids of a text's pieces; `rows` holds those of each piece that is text."""
     if len(pieces) == 1 and isinstance(pieces[0], str):
         return next(rows)
     return [each for piece in pieces for each in ([piece] if isinstance(piece, int) else next(rows))]
@@ -175,12 +175,9 @@ def _adds_only_specials(post_processor: dict[str, Any]) -> bool:
 
 
 def any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """Make an expression that matches the longest of the words that stand at a place.
+    """Make an expression for the longest of the words that stand at a place; without words it matches nothing.
 
     Words are told apart letter by letter: of a thousand that begin alike, all would be tried at each place.
-
-    Args:
-        words: None of them empty; if there is none, nothing matches.
     """
     return re.compile(_alternatives(sorted(set(words)), MOST_LEVELS) or "(?!)")
 

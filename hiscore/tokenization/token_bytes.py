@@ -11,8 +11,6 @@ SPACE_MARK = "\u2581"
 
 
 class TokenBytes:
-    """Looks tokens up."""
-
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
         self._added = {number: token.content for number, token in backend.get_added_tokens_decoder().items()}

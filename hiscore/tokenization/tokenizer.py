@@ -19,13 +19,12 @@ class TextTokenizer:
     """A tokenizer and what is known of it.
 
     Attributes:
-        backend: The fast tokenizer, with truncation and padding off.
-        encoder: Gives its ids, without special tokens.
+        encoder: Gives the ids of texts without special tokens.
         adds_affixes: Special tokens are only a fixed prefix and suffix of every text. Otherwise only whole texts
             can be encoded, and prefix and suffix are empty.
-        splits: Where texts can be split; None: nowhere.
+        splits: The rule by which texts can be split; None: they cannot.
         bytes_per_token: Bytes of text that one token stands for at most; None if that is not known.
-        pair: How an encoder's query and item are joined; None: as one text.
+        pair: The template that joins an encoder's query and item; None: they are one text.
     """
 
     backend: Tokenizer
@@ -38,14 +37,7 @@ class TextTokenizer:
     bytes_per_token: int | None = None
 
     def encode(self, texts: list[str], labels: list[str]) -> tuple[list[list[int]], list[list[int]]]:
-        """Encode all texts and labels together, many of them on several cores.
-
-        Args:
-            texts: Get special tokens here only if these are not affixes.
-            labels: Never get special tokens.
-
-        Returns:
-            The ids of each text, and those of each label.
+        """Encode texts and labels, on several cores; texts alone get special tokens, unless these are affixes.
 
         Raises:
             Panic: The library gave up on one of them.
@@ -56,10 +48,10 @@ class TextTokenizer:
         return self._encode_special(texts), self.encoder.encode(labels)
 
     def encode_whole(self, text: str, special: bool) -> list[int]:
-        """Encode one text, with the special tokens that the checkpoint puts around it (`special`) or as it stands.
+        """Encode one text, with the checkpoint's special tokens around it if `special`.
 
         Raises:
-            Panic: The library gave up on it.
+            Panic: The library gave up on the text.
         """
         if special and not self.adds_affixes:
             (ids,) = self._encode_special([text])
@@ -74,10 +66,7 @@ class TextTokenizer:
 
 
 def load_tokenizer(checkpoint: Path, pairs: bool = False) -> TextTokenizer:
-    """Load the tokenizer of a local Hugging Face style directory; no network, no remote code.
-
-    Args:
-        pairs: Whether the model is an encoder, which reads query and item as a pair.
+    """Load the tokenizer of a local Hugging Face style directory, with `pairs` an encoder's; no remote code.
 
     Raises:
         ValueError: There is no fast tokenizer, or transformers does more to a text than the fast tokenizer does.

@@ -17,9 +17,7 @@ from hiscore.scoring.requests.request import MultiItemPrompt
 
 @dataclass(frozen=True)
 class LongropeTables:
-    """The two rotary tables of longrope: the first for up to `original_context` tokens, `second` the row of
-    the next.
-    """
+    """The rotary tables of longrope: one for `original_context` tokens, another from the row `second` on."""
 
     original_context: int
     second: int

@@ -146,8 +146,7 @@ def _keep_across_forwards(packed: Sequence[PackedPrompt], ends: Sequence[int], c
 
 
 def pool_reserve(longest: int, budget: int) -> int:
-    """Count the pages that prompts spanning several forwards may need, with `longest` tokens of a query and
-    an item.
+    """Count the pages that prompts spanning several forwards may need; `longest` counts query and item.
 
     At a boundary a prompt keeps its query and a part of an item. The forward that reads them ends with another
     such part, of the same prompt or of the next, which it has begun itself: at most a forward's tokens. Of an

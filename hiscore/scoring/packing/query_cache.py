@@ -41,7 +41,7 @@ class QueryCache:
         self._unwritten: dict[bytes, int] = {}  # pages that the held batch writes
 
     def begin_batch(self, reserve: int, hits: Iterable[tuple[QueryKey, int]] = ()) -> None:
-        """Begin a batch: its queries leave `reserve` pages to `allocate`, and cached pages in `hits` stay cached."""
+        """Begin a batch: its queries leave `reserve` pages to `allocate`, and the pages in `hits` stay cached."""
         self._queries, self._taken = [], set()
         self._reserve = min(reserve, self._most_reserved)
         for key, pages in hits:
@@ -57,8 +57,7 @@ class QueryCache:
         return self.caching and 2 * len(key.pages) <= self._pages
 
     def acquire_query(self, key: QueryKey, max_hit: int) -> tuple[Int64, int]:
-        """Look up a query's full pages, at most `max_hit` tokens of them cached, and cache the others if
-        there is room.
+        """Look up a query's full pages, up to `max_hit` tokens, and cache the others as far as there is room.
 
         Returns:
             The slots of the query's first tokens, int64, a multiple of `PAGE` long, and how many of these

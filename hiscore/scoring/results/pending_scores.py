@@ -68,9 +68,7 @@ class PendingScores:
         return [self._read(index, readers[index], found) for index, found in results], stats
 
     def _results(self, items: Sequence[int]) -> list[tuple[int, Float32]]:
-        """Find each request's index, ascending, and its results: float32 [items, columns] or [labels of all
-        items].
-        """
+        """Find each request's index, ascending, and results: float32 [items, columns] or [labels of all items]."""
         results: list[tuple[int, Float32]] = []
         values: Float32 = self._host.numpy()
         for members, width in self._shapes:
