@@ -27,7 +27,7 @@ CACHE_NAME = "SmolLM2-135M-Instruct-r2"
 
 
 def path(*, progress: bool = True) -> Path:
-    """The default model's directory; on first use, download (95 MB) and convert it (550 MB).
+    """Return the default model's directory; on first use, download (95 MB) and convert it (550 MB).
 
     Raises:
         CheckpointError: The download fails or has the wrong digest, or the cache cannot be written.

@@ -1,7 +1,6 @@
 """Digests of a checkpoint's files: SHA256SUMS, in the format of ``sha256sum``.
 
-They reveal files that a disk, a copy or a person has changed. They are not a signature: whoever can write the
-files can write the digests as well.
+They reveal files that a disk, a copy or a person has changed, unless the digests were changed as well.
 """
 
 import hashlib
@@ -45,7 +44,6 @@ def check_digests(directory: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """A file's SHA-256 in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(2**20):

@@ -19,13 +19,10 @@ def cache_root() -> Path:
 
 
 def cached(name: str, build: Callable[[Path], None], *, progress: bool = True) -> Path:
-    """Return a directory of the cache, building it first if it does not exist.
+    """Return a directory of the cache, which `build` fills if it does not exist.
 
-    Processes that build the same directory wait for each other; only the first one builds.
-
-    Args:
-        build: Fills an empty directory.
-        progress: Say on stderr when another process is being waited for.
+    Processes that build the same directory wait for each other, with `progress` telling so on stderr; the
+    first builds.
 
     Raises:
         CheckpointError: The cache cannot be written. What `build` raises passes through.

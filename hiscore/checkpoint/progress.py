@@ -9,11 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 @contextmanager
 def byte_bar(description: str, total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
-    """Show progress in bytes.
-
-    Yields:
-        A function to call with the number of bytes done so far.
-    """
+    """Show progress in bytes, by a function to call with the number of bytes done so far."""
     console = Console(stderr=True, quiet=not show)
     if not console.is_terminal:
         console.print(f"{description} ({total / 1e6:.0f} MB) ...")

@@ -13,8 +13,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 def resolve(model: str = DEFAULT_MODEL, *, progress: bool = True) -> Path:
     """Find a checkpoint, download it if necessary, and check that it can be served.
 
-    Args:
-        model: `DEFAULT_MODEL`, a directory, or ``org/name``, tried in this order.
+    `model` is `DEFAULT_MODEL`, a directory, or ``org/name``, tried in this order.
 
     Raises:
         CheckpointError: No such model, it cannot be downloaded, or its files cannot be served.

@@ -52,7 +52,7 @@ def stop_with(make: MakeInterrupt) -> None:
 
 
 def start_health(server: Server, watchdog: Watchdog) -> str:
-    """Serve the launcher's health if HEALTH_PORT is set; what to add to the line that says we are ready."""
+    """Serve the launcher's health if HEALTH_PORT is set; return a phrase for the line of readiness."""
     settings = server.settings
     if settings.health_port is None:
         return ""

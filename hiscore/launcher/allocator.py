@@ -6,4 +6,4 @@ process starts where that adjustment ends.
 """
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)}
-"""Variables of the environment; those of the launcher's environment are taken first."""
+"""Variables of the environment, unless the launcher's environment has them."""

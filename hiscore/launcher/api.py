@@ -41,10 +41,8 @@ class Api:
     Start it from a thread that lives as long: the kernel stops the API when that thread ends.
 
     Args:
-        settings: Where it listens, and what it is told.
-        checkpoint: Directory of the tokenizer and the templates.
         backend: ``host:port`` of the models' gRPC.
-        log_path: Where its output goes; None: this process's standard error.
+        log_path: The file of its output; None: this process's standard error.
     """
 
     def __init__(
@@ -79,12 +77,11 @@ class Api:
 
     @property
     def pid(self) -> int:
-        """The id of its first process."""
         assert self._popen is not None, "the API is not running"
         return self._popen.pid
 
     def start(self) -> None:
-        """Start and wait until it answers.
+        """Start the API and wait until it answers.
 
         Raises:
             LaunchError: Its port is taken, or it does not start.
@@ -102,7 +99,7 @@ class Api:
             time.sleep(POLL_SECONDS)
 
     def watch(self) -> None:
-        """Restart it if it has died, after a pause; call this several times a second.
+        """Restart the API if it has died, after a pause; call this several times a second.
 
         Raises:
             LaunchError: It has died and must not be restarted, or too often.
@@ -119,7 +116,7 @@ class Api:
             self._launch()
 
     def stop(self) -> None:
-        """Let it finish its requests, then end all of its processes."""
+        """Let the API finish its requests, then end all of its processes."""
         if self._popen is None:
             return
         self._popen.terminate()
@@ -201,10 +198,10 @@ def body_bytes(settings: ServeSettings) -> int:
 
 
 def choose_port(settings: ServeSettings) -> int:
-    """API_PORT, or a free one for 0.
+    """Return API_PORT, or a free one for 0.
 
     Raises:
-        LaunchError: It is in use, or is another port of the server, too.
+        LaunchError: The port is in use, or is another port of the server, too.
     """
     port, address = settings.api_port, settings.api_address or settings.bind_address
     assert port is not None, "there is to be no API"
@@ -218,11 +215,7 @@ def choose_port(settings: ServeSettings) -> int:
 
 
 def wanted(settings: ServeSettings) -> bool:
-    """Tell whether there is to be an API, and check its port before anything is started.
-
-    Raises:
-        LaunchError: As for `choose_port`.
-    """
+    """Tell whether there is to be an API, and check its port (`choose_port`) before anything is started."""
     if settings.api_port is None:
         return False
     try:

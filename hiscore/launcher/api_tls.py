@@ -13,13 +13,11 @@ class LinkRefused(ValueError):
 
 
 def link_variables(settings: ServeSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `hiscore_client.tls` with which the API calls the models of the same server.
+    """Make the variables of `hiscore_client.tls` with which the API calls the models of the same server.
 
-    It trusts the models' certificate itself, by a name that stands in it, and shows its own where callers must.
-
-    Args:
-        settings: Checked; without TLS_CERT there is nothing to say.
-        environment: A variable that is set there stays.
+    It trusts the models' certificate itself, by a name that stands in it, and shows its own where callers
+    must. Variables
+    that are set in `environment` stay.
 
     Raises:
         LinkRefused: The certificate is not one with which the models would let the API in.
@@ -39,10 +37,7 @@ def link_variables(settings: ServeSettings, environment: Mapping[str, str]) -> d
 def handshake(cert: Path, key: Path, client_ca: Path | None, own: tuple[Path, Path]) -> Mapping[str, object]:
     """Read a certificate as a caller that trusts it sees it, by a handshake in memory.
 
-    Args:
-        cert: The server's certificate.
-        client_ca: Of the certificates that callers must have; None: none.
-        own: The caller's certificate and key.
+    `client_ca` is the CA of the certificates that callers must have; `own` are the caller's certificate and key.
 
     Raises:
         LinkRefused: One side refuses the other.
@@ -74,11 +69,7 @@ def handshake(cert: Path, key: Path, client_ca: Path | None, own: tuple[Path, Pa
 
 
 def name_in(certificate: Mapping[str, object]) -> str:
-    """A name that a certificate, as `ssl` describes it, is good for.
-
-    Raises:
-        LinkRefused: It has none.
-    """
+    """Find a name that a certificate, as `ssl` describes it, is good for; raise `LinkRefused` if it has none."""
     names = certificate.get("subjectAltName", ())
     assert isinstance(names, tuple)
     for kind, name in names:

@@ -34,7 +34,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def version() -> str:
-    """Name what runs here, in one line."""
     others = {name: value for name, value in build_info().items() if name != "version"}
     return f"hiscore {hiscore.__version__} ({', '.join(f'{name} {value}' for name, value in others.items())})"
 

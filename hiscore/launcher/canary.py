@@ -34,12 +34,7 @@ CANARY_MISSES = 3
 
 @dataclass(frozen=True)
 class Probe:
-    """The canary of a model.
-
-    Args:
-        expected: A string that a good answer contains.
-        counters: Metrics of the model that rise when it works.
-    """
+    """The canary of a model: good answers contain `expected`, and `counters` rise when the model works."""
 
     model: str
     path: str
@@ -52,7 +47,7 @@ class Probe:
         return status == 200 and self.expected in text and '"error"' not in text
 
     def work(self, metrics: str) -> float:
-        """Sum of the model's counters over its devices, from the text of Triton's metrics page."""
+        """Sum up the model's counters over its devices, from the text of Triton's metrics page."""
         names = "|".join(self.counters)
         line = rf'^(?:{names})\{{(?:[^}}]*,)?model="{self.model}"[^}}]*\}} (\S+)$'
         return sum(map(float, re.findall(line, metrics, re.MULTILINE)))
@@ -120,13 +115,7 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """Triton's HTTP and metrics ports.
-
-    Args:
-        http_address: ``host:port``.
-        metrics_address: ``host:port``.
-        timeout_s: Longest wait for an answer.
-    """
+    """Triton's HTTP and metrics ports, as ``host:port`` each; an answer is awaited for `timeout_s`."""
 
     def __init__(self, http_address: str, metrics_address: str, timeout_s: float) -> None:
         self._http_address, self._metrics_address = http_address, metrics_address
@@ -160,26 +149,18 @@ class HttpTransport:
 class Canary:
     """Watches one model, one check at a time.
 
-    `misses` is how many canaries in a row it has not answered; `dead` whether Triton has given its process up.
+    `misses` counts the canaries in a row without an answer; `dead` says that Triton has given the model's
+    process up.
     """
 
     def __init__(self, probe: Probe, transport: Transport, progress: Callable[[], int] = lambda: 0) -> None:
-        """Watch a model.
-
-        Args:
-            probe: What to send, and which metrics count its work.
-            progress: A counter that rises within a batch, too.
-        """
+        """Watch a model, whose `progress` is a counter that rises within a batch, too."""
         self.model, self.misses, self.dead = probe.model, 0, False
         self._probe, self._transport, self._progress = probe, transport, progress
         self._work_seen: float | None = None
 
     def check(self) -> str:
-        """Send a canary unless the model has worked since the last check.
-
-        Returns:
-            The bad answer, or "" if all is well.
-        """
+        """Send a canary unless the model has worked since the last check; return a bad answer, else ""."""
         work, complaint = self._work(), ""
         if work is None or self._work_seen is None or work == self._work_seen:
             status, text = self._transport.call(self._probe.path, json.dumps(self._probe.body))
@@ -200,10 +181,7 @@ class Canary:
 class Canaries:
     """Checks every model every `interval_s` seconds, each in its own thread.
 
-    Args:
-        canaries: One per model.
-        interval_s: Seconds between checks.
-        max_misses: Unanswered canaries in a row that make a model silent.
+    `max_misses` unanswered canaries in a row make a model silent.
     """
 
     def __init__(self, canaries: Sequence[Canary], interval_s: float, max_misses: int) -> None:

@@ -23,11 +23,9 @@ def start_child(
 ) -> "subprocess.Popen[bytes]":
     """Start a command in a process group of its own, so that a Ctrl-C reaches it only through us.
 
-    It gets a SIGTERM when the thread that calls this ends, has large stacks, and may write to our terminal; see
-    `hiscore.server.die_with_parent`.
+    It gets a SIGTERM when the thread that calls this ends, has large stacks, and may write to our terminal.
 
     Args:
-        command: Program and arguments.
         environment: All of its variables; None: ours.
         log_path: File to append its output to; None: our standard error.
         pass_fds: File descriptors that it and its children keep open.

@@ -24,9 +24,9 @@ class Choice:
     """A server that can be started.
 
     Attributes:
-        left_out: Why others that were asked for are not loaded.
-        device: Where `scorer` and `decode` run.
-        values: What fills each model's template.
+        left_out: Reasons not to load others that were asked for.
+        device: The device of `scorer` and `decode`.
+        values: The values of each model's template.
     """
 
     checkpoint: Path
@@ -40,8 +40,7 @@ class Choice:
 def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
     """Choose, and check all that can be checked without a start, the quick checks first.
 
-    Args:
-        check_digests: Compare the checkpoint's files with its SHA256SUMS, which reads all of them.
+    With `check_digests` all files of the checkpoint are read.
 
     Raises:
         LaunchError: A check fails.

@@ -27,16 +27,12 @@ def tritonserver_flags(
     gpu: bool,
     drain_s: int,
 ) -> list[str]:
-    """Flags for Triton 2.51 and newer.
+    """Make the flags for Triton 2.51 and newer.
 
     Args:
         server_id: The server's id, and the prefix of its shared memory.
-        address: Where gRPC and metrics listen.
-        http_address: Where HTTP listens.
-        tls: From `tls_flags`.
-        tracing: From `trace_flags`.
+        address: The address of gRPC and metrics.
         ports: None of them 0.
-        gpu: Whether the models run on a GPU.
         drain_s: Seconds that running calls get when the server stops.
     """
     # Without a GPU both features only log errors.
@@ -71,12 +67,7 @@ def tritonserver_flags(
 
 
 def tls_flags(cert: Path | None, key: Path | None, client_ca: Path | None) -> list[str]:
-    """Flags for TLS over gRPC.
-
-    Args:
-        cert: The server's certificate; None: no TLS.
-        client_ca: Only callers with a certificate of this CA are let in; None: all are.
-    """
+    """Make the flags for TLS over gRPC, none without `cert`; with `client_ca` callers need a certificate of it."""
     if cert is None or key is None:
         return []
     mutual = ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={client_ca}"] if client_ca else []
@@ -85,7 +76,7 @@ def tls_flags(cert: Path | None, key: Path | None, client_ca: Path | None) -> li
 
 
 def trace_flags(url: str | None, rate: int) -> list[str]:
-    """Flags for OpenTelemetry traces of 1 in `rate` requests, and of those with a ``traceparent``."""
+    """Make the flags for OpenTelemetry traces of 1 in `rate` requests, and of those with a ``traceparent``."""
     if url is None:
         return []
     options = [

@@ -1,4 +1,4 @@
-"""The end of a process: with which code, by which signal, and whether the kernel killed it for lack of memory."""
+"""The end of a process: its exit code or signal, and the kernel's kills for lack of memory."""
 
 import os
 import re
@@ -18,11 +18,7 @@ COUNTS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 class OomKills:
-    """A counter of kills for lack of memory by the kernel: in our control group, or else on this machine.
-
-    Args:
-        root: Where proc and sys are.
-    """
+    """A counter of kills for lack of memory by the kernel: in our control group, or else on this machine."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._files = [group / COUNTS[version] for version, group in control_groups(root)]
@@ -55,12 +51,7 @@ def zombie_status(pid: int, proc: Path = PROC) -> int | None:
 
 
 def describe(code: int | None, out_of_memory: bool) -> str:
-    """Say how a process ended.
-
-    Args:
-        code: Its exit code, negative for a signal; None if unknown.
-        out_of_memory: Whether the kernel has killed a process for lack of memory.
-    """
+    """Say how a process ended with an exit code, negative for a signal; None: unknown."""
     by_memory = f", {OUT_OF_MEMORY}" if out_of_memory and code in (None, -signal.SIGKILL) else ""
     if code is None:
         return f"has died{by_memory}"

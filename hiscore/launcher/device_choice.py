@@ -9,7 +9,7 @@ from hiscore.settings import Device
 
 
 def choose_device(device: Device) -> tuple[Literal["cpu", "cuda"], str]:
-    """The device and the reason for it; "auto" is a GPU if there is one that torch can use."""
+    """Choose the device, and say why; "auto" is a GPU if there is one that torch can use."""
     if device != "auto":
         return device, "DEVICE is set"
     reason = no_gpu()

@@ -22,11 +22,10 @@ class Distribution:
     """A tritonserver with a Python backend whose stub embeds the running version of Python.
 
     Args:
-        tritonserver: The binary.
         python_backend: Directory of the backend's library and its ``triton_python_backend_utils.py``.
         stub: The binary that runs a model.
         libraries: Directories for the dynamic loader to search.
-        is_wheel: It comes from the nvidia-pytriton wheel.
+        is_wheel: The server comes from the nvidia-pytriton wheel.
     """
 
     tritonserver: Path
@@ -36,14 +35,11 @@ class Distribution:
     is_wheel: bool = False
 
     def environment(self, libpython: Path) -> dict[str, str]:
-        """The environment for the server and its stubs.
+        """Make the environment for the server and its stubs; directory `libpython` has the interpreter's library.
 
         The stub takes its packages from the virtual environment whose ``python3`` comes first on PATH, and its
         interpreter from the libpython that the dynamic loader finds. It ignores PYTHONPATH. Settings of the
         allocator that are in the launcher's environment stay.
-
-        Args:
-            libpython: Directory of the interpreter's library.
         """
         path = [str(SCRIPTS), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
         loader = [

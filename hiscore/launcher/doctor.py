@@ -79,7 +79,7 @@ def _mib(size: int) -> str:
 
 
 def report(sections: tuple[Callable[[], Iterator[str]], ...] = (versions, devices, memory, settings)) -> str:
-    """All sections; one that fails says why, and the others are there all the same."""
+    """Join all sections; a section that fails says why, and the others are there all the same."""
     lines: list[str] = []
     for section in sections:
         lines.append(f"## {section.__name__}")

@@ -12,11 +12,7 @@ PORTS = ("http_port", "grpc_port", "metrics_port", "health_port", "api_port")
 
 
 def check_early(settings: ServeSettings) -> None:
-    """Run every check that takes no time.
-
-    Raises:
-        LaunchError: A check fails.
-    """
+    """Run every check that takes no time; raises `LaunchError`."""
     check_tls(settings)
     check_device(settings)
     check_ports(settings)

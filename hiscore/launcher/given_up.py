@@ -22,12 +22,7 @@ TOO_LONG_S = 30.0
 
 
 class GivenUp:
-    """Looks at the threads of a server that starts.
-
-    Args:
-        server: The process id.
-        proc: Where the kernel shows processes.
-    """
+    """Looks at the threads of a server that starts."""
 
     def __init__(self, server: int, clock: Callable[[], float] = time.monotonic, proc: Path = PROC) -> None:
         self._server, self._clock, self._proc = server, clock, proc
@@ -46,7 +41,7 @@ class GivenUp:
         return ""
 
     def _awaited(self) -> Iterator[int]:
-        """The processes for whose end the server waits."""
+        """Yield the processes for whose end the server waits."""
         for call in self._proc.glob(f"{self._server}/task/*/syscall"):
             with suppress(OSError):  # the thread has ended, or is not to be seen
                 number, *arguments = call.read_text().split()

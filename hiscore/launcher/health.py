@@ -30,10 +30,7 @@ hiscore_build_info{{{build}}} 1
 
 
 class HealthServer:
-    """Serves ``GET /livez``, ``/readyz`` and ``/metrics`` until `close`.
-
-    Args:
-        port: 0: any free one; the attribute `port` is the one taken.
+    """Serves ``GET /livez``, ``/readyz`` and ``/metrics`` until `close`, at `port`, with 0 any free one.
 
     Raises:
         LaunchError: The port cannot be used.
@@ -73,13 +70,12 @@ class HealthServer:
         threading.Thread(target=self._http.serve_forever, name="hiscore-health", daemon=True).start()
 
     def close(self) -> None:
-        """Stop answering."""
         self._http.shutdown()
         self._http.server_close()
 
 
 def answer(path: str, watchdog: Watchdog) -> tuple[int, str]:
-    """Status and body for a path."""
+    """Return status and body for a path."""
     unready = watchdog.unready
     if path == "/livez":
         return (200, "ok\n") if watchdog.alive else (503, "the watchdog does not run\n")

@@ -10,9 +10,9 @@ from hiscore.launcher.addresses import family
 from hiscore.launcher.errors import LaunchError
 
 FIRST = 10_000
-"""Least of the ports that are chosen: most services have lower ones."""
+"""First port to choose from: most services have lower ones."""
 TRIES = 100
-"""Before any port will do."""
+"""Ports to try before any will do."""
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """The first and the last port that Linux gives to outgoing connections."""
 
@@ -57,13 +57,10 @@ class Ports:
 
 
 def free_ports(address: str, count: int, ephemeral: Path = EPHEMERAL) -> list[int]:
-    """Some free ports, none of them ephemeral.
+    """Find free ports, none of them `ephemeral` unless there are too few others.
 
     An outgoing connection could take an ephemeral one before the server listens there, and be closed before the
     launcher looks which port was taken.
-
-    Args:
-        ephemeral: See `EPHEMERAL`. Where it cannot be read, or leaves too few others, any port may be chosen.
     """
     numbers = _below(ephemeral)
     with ExitStack() as held:  # at the same time, so that they differ

@@ -18,10 +18,9 @@ log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 5.0
 SHM_BYTES = 64 * 2**20
-"""Shared memory of a model's instance at the start, and the step in which it grows.
+"""Bytes of shared memory of a model's instance at the start, and the step in which it grows.
 
-It holds the tensors of several of the largest calls (4,000,000 ids are 16 MB), and three models fit a /dev/shm of
-1 GiB with room to grow.
+Several of the largest calls fit (4,000,000 ids are 16 MB), and three models fit a /dev/shm of 1 GiB.
 """
 # 26.07, the first release after NVIDIA's security bulletins up to 5875. Older ones have known vulnerabilities;
 # some of them let anyone who reaches a port run code.
@@ -31,15 +30,7 @@ WHEEL_VERSION = (2, 51)
 
 
 def check_installation(settings: ServeSettings, distribution: Distribution) -> None:
-    """Run the checks of what is installed, the cheap ones first.
-
-    Args:
-        settings: The address to listen on.
-        distribution: The tritonserver to start.
-
-    Raises:
-        LaunchError: A check fails.
-    """
+    """Run the checks of what is installed, the cheap ones first; raises `LaunchError`."""
     check_exposure(settings, distribution)
     check_numpy(metadata.version("numpy"))
     check_python(SCRIPTS)
@@ -70,10 +61,7 @@ def is_loopback(address: str) -> bool:
 
 
 def triton_version(distribution: Distribution) -> tuple[int, int] | None:
-    """Major and minor version of a tritonserver; None if unknown.
-
-    A release keeps it in a file next to ``bin/``; the binary cannot print it.
-    """
+    """Read a tritonserver's major and minor version from the file next to ``bin/``; None if there is none."""
     if distribution.is_wheel:
         return WHEEL_VERSION
     file = distribution.tritonserver.resolve().parents[1] / "TRITON_VERSION"
@@ -127,12 +115,7 @@ def check_libraries(distribution: Distribution) -> None:
 
 
 class SharedMemoryWatch:
-    """Logs once when the room in /dev/shm falls below a step of growth, and again after it has recovered.
-
-    Args:
-        step: Bytes by which a model's region grows.
-        free: Gives the bytes that are left.
-    """
+    """Logs once when the room in /dev/shm falls below `step` bytes, and again after it has recovered."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class Process:
 
         Args:
             environment: All of its variables.
-            log_path: Where its output goes; None: our standard error.
+            log_path: The file of its output; None: our standard error.
             lock: File descriptor that it and its children keep open.
         """
         self._oom_kills = OomKills()
@@ -150,12 +150,9 @@ class Process:
 
 
 def is_ready(http_address: str, metrics_address: str, server_id: str) -> bool:
-    """Tell whether the server is up, with every model loaded and its metrics.
+    """Tell whether the server at ``host:port`` is up, with every model loaded and its metrics.
 
-    Args:
-        http_address: ``host:port``.
-        metrics_address: ``host:port``.
-        server_id: What it must call itself: another server may be listening there.
+    Another server may be listening there, which calls itself by another `server_id`.
     """
     try:
         name = json.loads(_get(http_address, "/v2")).get("name")
@@ -200,24 +197,22 @@ def error_lines(log: str) -> list[str]:
 
 
 def default_allowance(available: int) -> int:
-    """Bytes that calls may take, of those that are left once all models are loaded."""
+    """Compute the bytes that calls may take, of those that are left once all models are loaded."""
     return min(MOST_ALLOWED, max(LEAST_ALLOWED, available // SHARE_ALLOWED))
 
 
 def limit_memory(pid: int, allowance: int) -> None:
-    """Bound what calls may take in a tritonserver, which unpacks compressed ones without any limit.
+    """Bound the bytes that calls may take in a tritonserver, which unpacks compressed ones without any limit.
 
     A megabyte of gzip holds a gigabyte of zeros, and Triton 2.51 can neither refuse compression nor stop
-    unpacking. So once Triton is ready, the kernel lets it have a fixed amount more (RLIMIT_DATA). Over HTTP, what
-    does not fit gets an error; where Triton does not check an allocation it aborts, and the watchdog restarts it.
+    unpacking. So once Triton is ready, the kernel lets it have a fixed amount more (RLIMIT_DATA). Over HTTP,
+    what
+    does not fit gets an error; where Triton does not check an allocation it aborts, and the watchdog restarts
+    it.
 
     The limit is set from outside, on this process alone: its models were started before and have none. It counts
     private writable memory, but none that is only reserved, as CUDA does. Threads, whose stacks count, have all
     been started by then.
-
-    Args:
-        pid: Id of a process of this user.
-        allowance: In bytes.
     """
     try:
         limit = data_bytes(pid) + allowance

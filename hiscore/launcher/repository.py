@@ -54,11 +54,7 @@ def _quoted(value: object) -> str:
 
 
 def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -> None:
-    """Write the models that tritonserver loads.
-
-    Args:
-        source: Directory with a template and a ``1/`` directory for each model.
-        values: Placeholder -> value, and `SETTINGS`, per model; only the models named here are written.
+    """Write the models in `values` from the templates and ``1/`` directories of `source`.
 
     Raises:
         LaunchError: A template is missing or does not fit its values; the message names the file.
@@ -90,15 +86,7 @@ def model_values(
     models: tuple[str, ...],
     selectors: tuple[Selector, ...],
 ) -> dict[str, Values]:
-    """Choose what fills each model's template.
-
-    Args:
-        settings: The server's settings; a model gets those that its own settings declare.
-        device: Where `scorer` and `decode` run.
-        selectors: Those that the checkpoint has, the default first.
-
-    Returns:
-        Placeholder -> value, per model.
+    """Choose each model's values by placeholder; `selectors` begins with the checkpoint's default.
 
     Raises:
         LaunchError: SELECTOR is not one of `selectors`, and `decode` is to be loaded.
@@ -168,14 +156,9 @@ def _settings_json(model: str, given: Mapping[str, Any]) -> str:
 
 
 def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Choose the models to load.
+    """Choose the models to load, and give the reason for each requested one that is left out.
 
-    Args:
-        requested: Names separated by commas; empty: the default models.
-        capabilities: What the checkpoint can serve.
-
-    Returns:
-        The models to load, and the reason for each requested one that is left out.
+    `requested` has names separated by commas; empty: the default models.
 
     Raises:
         LaunchError: An unknown name, an ensemble without its step, or nothing is left.

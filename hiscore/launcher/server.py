@@ -37,7 +37,7 @@ class Server:
     Start it from a thread that lives as long as the server: the kernel stops the server when that thread ends.
 
     Args:
-        log_path: Where the server's output goes; None: this process's standard error.
+        log_path: The file of the server's output; None: this process's standard error.
         while_waiting: Called several times a second while models load; ends the start by raising.
     """
 
@@ -68,7 +68,6 @@ class Server:
 
     @property
     def http_address(self) -> str:
-        """``host:port`` of HTTP, as tritonclient.http takes it."""
         return f"{in_url(reachable(self._http_host))}:{self.ports.http}"
 
     @property
@@ -88,12 +87,10 @@ class Server:
 
     @property
     def metrics_address(self) -> str:
-        """``host:port`` of the metrics."""
         return f"{self.reachable}:{self.ports.metrics}"
 
     @property
     def pid(self) -> int:
-        """The process id of tritonserver."""
         return self._running.pid
 
     @property
@@ -148,13 +145,12 @@ class Server:
     def restart(self) -> None:
         """Start again after `kill`, on the same ports and with the same repository, and wait until ready.
 
-        Raises:
-            LaunchError: As for `start`. No process is left then, and another restart may be tried.
+        After a `LaunchError` no process is left, and another restart may be tried.
         """
         self._launch(self.ports)
 
     def start_canaries(self) -> Canaries | None:
-        """Canaries for the running server; None if CANARY_SECONDS turns them off."""
+        """Start canaries for the running server; None if CANARY_SECONDS turns them off."""
         settings = self.settings
         if not settings.canary_seconds:
             return None

@@ -17,11 +17,7 @@ MODEL = re.compile(r"/([^/]+)/\d+/model\.py")
 
 
 class Stubs:
-    """Keeps track of a server's children.
-
-    Args:
-        server: The process id.
-    """
+    """Keeps track of the child processes of a server."""
 
     def __init__(self, server: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock = server, clock
@@ -32,11 +28,11 @@ class Stubs:
 
     @property
     def lost(self) -> bool:
-        """Tell whether one has died, as of the last `look`."""
+        """Tell whether a child has died, as of the last `look`."""
         return bool(self._lost)
 
     def look(self) -> None:
-        """Look which of them live. One that has started and died since the last look goes unnoticed."""
+        """Look which children live. One that has started and died since the last look goes unnoticed."""
         try:
             alive = {child.pid: child for child in psutil.Process(self._server).children()}
         except psutil.NoSuchProcess:
@@ -50,7 +46,7 @@ class Stubs:
             self._lost[pid] = describe(None, self._oom_kills.risen())
 
     def fault(self) -> str:
-        """Say what is wrong with them, as of the last `look`; empty if nothing is."""
+        """Say what is wrong with the children, as of the last `look`; empty if nothing is."""
         for pid, end in self._lost.items():
             return f"the process of {self._name(pid)} {end}; see its log above"
         for pid, since in self._stopped.items():

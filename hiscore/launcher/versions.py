@@ -12,7 +12,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "triton")
 
 
 def installed(package: str) -> str:
-    """The version of a package; "none" if there is none."""
+    """Look up the version of a package; "none" if there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -20,7 +20,7 @@ def installed(package: str) -> str:
 
 
 def tritonserver() -> str:
-    """The version of the tritonserver that would be started."""
+    """Look up the version of the tritonserver that would be started."""
     try:
         version = triton_version(find_distribution())
     except LaunchError:

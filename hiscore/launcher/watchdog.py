@@ -90,12 +90,9 @@ class RestartPolicy:
 
 
 class Watchdog:
-    """Watches a server that has been started.
+    """Watches a server in the thread that started it, since the kernel ends the server with that thread.
 
-    Use it in the thread that started the server: the kernel stops a server when its starter's thread ends.
-
-    Args:
-        idle: Called several times a second; ends the watch by raising.
+    `idle` is called several times a second; it ends the watch by raising.
     """
 
     def __init__(self, server: WatchedServer, idle: Callable[[], None], clock: Clock = time) -> None:

@@ -36,7 +36,6 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """The server's id and the prefix of its shared memory; unique on this machine."""
         return self.path.name
 
     def remove_shared_memory(self) -> None:
@@ -50,7 +49,6 @@ class Workspace:
 
 
 def shared_memory(name: str) -> list[Path]:
-    """Shared memory regions of the server with this name."""
     return sorted(SHARED_MEMORY.glob(f"{name}*"))
 
 

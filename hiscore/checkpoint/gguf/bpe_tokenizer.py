@@ -21,10 +21,10 @@ SPECIAL = {
 
 
 def build_tokenizer(metadata: Metadata) -> Tokenizer:
-    """The tokenizer for tokenizer.json: vocabulary, merges, added tokens and pre-tokenizer.
+    """Build tokenizer.json's tokenizer: vocabulary, merges, added tokens and pre-tokenizer.
 
     Raises:
-        CheckpointError: An unknown kind of tokenizer or pre-tokenizer.
+        CheckpointError: The kind of tokenizer or pre-tokenizer is unknown.
     """
     if (kind := metadata["tokenizer.ggml.model"]) != "gpt2":
         raise CheckpointError(

@@ -30,11 +30,7 @@ class Metadata(dict[str, Any]):
 
 
 def llama_config(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
-    """The content of config.json for `transformers.LlamaForCausalLM`.
-
-    Args:
-        metadata: Keys and values at the head of the GGUF file.
-        tied: The output head is the embedding matrix: the file has no tensor for the head.
+    """Make config.json for `transformers.LlamaForCausalLM`; with `tied` the head is the embedding matrix.
 
     Raises:
         CheckpointError: Another architecture, or an unknown variant of it.

@@ -33,15 +33,9 @@ LAYER_TENSORS = {
 def llama_weights(
     tensors: Iterable[Any], config: dict[str, Any], advance: Callable[[int], None]
 ) -> dict[str, FloatArray]:
-    """Dequantize and rename all tensors.
+    """Dequantize and rename all tensors, as float32 by their names in transformers.
 
-    Args:
-        tensors: Each a `gguf.ReaderTensor`.
-        config: From `llama_config`.
-        advance: Called with the number of bytes done so far.
-
-    Returns:
-        float32 arrays by their names in transformers.
+    `advance` is called with the number of bytes done so far.
 
     Raises:
         CheckpointError: A tensor is missing or unknown.
@@ -72,7 +66,6 @@ def llama_weights(
 
 
 def transformers_name(name: str) -> str:
-    """The name in transformers of a GGUF tensor."""
     if match := re.fullmatch(r"(\w+)\.weight", name):
         known = MODEL_TENSORS.get(match[1])
         if known:
@@ -85,17 +78,10 @@ def transformers_name(name: str) -> str:
 
 
 def undo_rotary_permutation(weights: FloatArray, heads: int) -> FloatArray:
-    """Put the rows of a query or key projection back in transformers' order.
+    """Put the rows of a query or key projection, float32 [heads * head_dim, hidden], back in transformers' order.
 
     llama.cpp rotates adjacent dimensions and stores them side by side; transformers rotates dimension i with
     i + head_dim / 2.
-
-    Args:
-        weights: float32 [heads * head_dim, hidden].
-        heads: Query or KV heads.
-
-    Returns:
-        float32 [heads * head_dim, hidden].
     """
     rows, hidden = weights.shape
     pairs = weights.reshape(heads, rows // heads // 2, 2, hidden)
