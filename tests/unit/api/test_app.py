@@ -72,14 +72,6 @@ def test_no_page_of_another_origin_is_told_that_it_may_read(client: TestClient) 
         assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
-def test_requests_are_counted(client: TestClient) -> None:
-    client.post("/rerank", json={"query": "a", "texts": ["b"]})
-    client.post("/rerank", json={})
-    page = client.get("/metrics").text
-    for status in (200, 400):
-        assert f'hiscore_api_requests_total{{route="/rerank",status="{status}"}} 1.0' in page
-
-
 def test_a_checkpoint_without_a_tokenizer_takes_token_ids(
     make_client: MakeClient, checkpoint: Path, tmp_path: Path
 ) -> None:

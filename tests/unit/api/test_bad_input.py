@@ -97,18 +97,6 @@ def test_what_is_no_such_request_is_refused_by_name(client: TestClient, path: st
     assert post(client, path, b"{}")[0] == 400
 
 
-@EACH_ROUTE
-def test_what_its_headers_do_not_say_is_refused(client: TestClient, path: str, body: Any) -> None:
-    content = json.dumps(body).encode()
-    for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-        assert post(client, path, content, content_type=kind)[0] == 415
-    assert post(client, path, content, content_encoding="br")[0] == 415
-    for encoding in ("gzip", "zstd"):
-        assert post(client, path, content, content_encoding=encoding)[0] == 400
-    assert client.get(path).status_code == 405
-    assert client.put(path, json=body).status_code == 405
-
-
 @pytest.mark.slow
 @EACH_ROUTE
 def test_what_is_too_large_is_refused(client: TestClient, path: str, body: Any) -> None:

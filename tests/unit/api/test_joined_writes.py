@@ -50,25 +50,6 @@ def pieces(use: Callable[[JoinedWrites, Recorded], Any]) -> list[bytes]:
     return asyncio.run(run())
 
 
-def test_what_is_written_in_one_turn_is_one_piece() -> None:
-    def use(joined: JoinedWrites, transport: Recorded) -> None:
-        joined.write(b"a")
-        joined.write(b"b")
-        assert transport.pieces == []
-
-    assert pieces(use) == [b"ab"]
-
-
-def test_a_flush_does_not_wait_for_the_turn() -> None:
-    def use(joined: JoinedWrites, transport: Recorded) -> None:
-        joined.write(b"a")
-        joined.flush()
-        assert transport.pieces == [b"a"]
-        joined.write(b"b")
-
-    assert pieces(use) == [b"a", b"b"]
-
-
 def test_what_was_written_before_the_end_is_sent_and_nothing_afterwards() -> None:
     def ends(joined: JoinedWrites, transport: Recorded) -> None:
         joined.write(b"a")

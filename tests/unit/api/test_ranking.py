@@ -179,13 +179,6 @@ def test_what_cannot_be_ranked_is_refused(client: TestClient, path: str, body: A
     assert says in reply.text
 
 
-def test_an_instruction_reaches_the_prompt(client: TestClient, models: FaultyServer) -> None:
-    for instruction in (None, "Only tools."):
-        client.post("/rerank", json={"query": "q", "texts": ["a"], "instruction": instruction})
-    first, second = (request.raw_input_contents[0] for request in models.requests)
-    assert first != second
-
-
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 def test_an_instruction_by_sglangs_name(client: TestClient, models: FaultyServer, path: str) -> None:
     body = {"query": "q", "documents": ["a"]}

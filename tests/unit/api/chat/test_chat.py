@@ -38,11 +38,6 @@ def test_a_default_is_taken_and_anything_else_refused(
     assert not models.requests
 
 
-def test_a_salt_reaches_the_models(client: TestClient, models: FaultyServer) -> None:
-    assert client.post(ROUTE, json={"messages": MESSAGES, "cache_salt": "mine"}).status_code == 200
-    assert models.requests[-1].parameters["cache_salt"].string_param == "mine"
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -6,24 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.api.http.metrics import Metrics
-
 LINES = 'hiscore_api_requests_total{route="/a",status="200"} %g'
-
-
-def test_requests_are_counted_by_route_and_status() -> None:
-    metrics = Metrics()
-    for route, status, seconds in (("/a", 200, 0.002), ("/a", 200, 0.2), ("/a", 400, 0.0), ("/b", 200, 0.0)):
-        metrics.started(route)
-        metrics.finished(route, status, seconds)
-    metrics.started("/a")
-    page = metrics.page().decode()
-    assert LINES % 2 in page
-    assert 'hiscore_api_requests_total{route="/a",status="400"} 1' in page
-    assert 'hiscore_api_requests_running{route="/a"} 1' in page
-    assert 'hiscore_api_requests_running{route="/b"} 0' in page
-    assert 'hiscore_api_request_seconds_bucket{le="0.0025",route="/a",status="200"} 1' in page
-    assert 'hiscore_api_request_seconds_count{route="/a",status="200"} 2' in page
 
 
 def test_any_process_serves_the_sum_of_all(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hiscore.api.http.errors import ApiError
 from hiscore.api.models import Models
-from hiscore.api.ranking.relevance import MIN_LOG, Ranking, check_documents, make_ranker
+from hiscore.api.ranking.relevance import MIN_LOG, Ranking, make_ranker
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
 from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits
 from hiscore.prompts.truncation import Truncation
@@ -89,11 +89,6 @@ def test_a_classifier_of_several_labels_is_refused(checkpoint: Path) -> None:
         rank(ClassifierPairs(checkpoint), [[0.0, 1.0, 2.0]], ["a"])
 
 
-def test_without_a_tokenizer_nothing_is_ranked() -> None:
-    with pytest.raises(ApiError, match="no tokenizer"):
-        rank(None, None, ["a"])
-
-
 def test_a_document_that_was_cut_is_named(prompts: RerankPrompts) -> None:
     documents = ["apple", "apple " * 50]
     ranking, _ = rank(prompts, None, documents, truncation=Truncation(document=10))
@@ -145,13 +140,6 @@ def test_more_than_may_be_encoded_is_refused_before_it_is_rendered(checkpoint: P
     for query, count in (("a" * 10_000, MAX_CHARACTERS // 10_000), ("", MAX_CHARACTERS // 10)):
         with pytest.raises(ApiError, match=f"at most {MAX_CHARACTERS} in one call"):
             rank(prompts, None, [""] * count, query=query)
-
-
-def test_no_documents() -> None:
-    check_documents([""], "texts")
-    with pytest.raises(ApiError, match="'texts' is empty") as caught:
-        check_documents([], "texts")
-    assert caught.value.param == "texts"
 
 
 def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPrompts) -> None:

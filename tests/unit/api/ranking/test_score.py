@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.client.faulty_server import FaultyServer, abort, checksum
+from tests.client.faulty_server import FaultyServer, checksum
 
 LABELS = [5, 6]
 
@@ -116,22 +116,3 @@ def test_too_many_ids_are_refused_before_the_models_see_them(
     # The control: what fits gets there.
     assert make_client(**{setting: needed}).post("/v1/score", json=body).is_success
     assert models.requests
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "message", "told"),
-    [
-        ("INVALID_ARGUMENT", 400, "'items' has 9, at most 8 fit", True),
-        ("UNAVAILABLE", 429, "the queue is full", True),
-        ("DEADLINE_EXCEEDED", 504, "", True),
-        ("INTERNAL", 500, "/opt/secret.py", False),
-    ],
-)
-def test_failures_of_the_models(
-    client: TestClient, models: FaultyServer, code: str, status: int, message: str, told: bool
-) -> None:
-    models.faults.append(abort(code, message))
-    reply = client.post("/v1/score", json={"query": "a", "items": ["b"], "label_token_ids": LABELS})
-    assert reply.status_code == status
-    assert (message in reply.text) == told
-    assert client.post("/v1/score", json={"query": "a", "items": ["b"], "label_token_ids": LABELS}).is_success
