@@ -181,24 +181,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"max_tokens": CONTEXT},
         rf"max_tokens.* {CONTEXT + 5} tokens: at most {CONTEXT} \(MAX_CONTEXT\)",
     ),
-    "no tokens": ({"input_ids": PROMPT}, {"max_tokens": 0}, r"'max_tokens' must be at least 1, not 0"),
     "tokens as text": (
         {"input_ids": PROMPT},
         {"max_tokens": "5"},
         r"'max_tokens' must be an integer, not '5'",
     ),
-    "a negative temperature": (
-        {"input_ids": PROMPT},
-        {"temperature": -0.5},
-        r"'temperature' must be at least 0, not -0\.5",
-    ),
-    "no top_p": (
-        {"input_ids": PROMPT},
-        {"top_p": 0.0},
-        r"'top_p' must be greater than 0 and at most 1, not 0\.0",
-    ),
-    "a top_p beyond one": ({"input_ids": PROMPT}, {"top_p": 1.5}, r"'top_p' must be .* at most 1, not 1\.5"),
-    "a negative top_k": ({"input_ids": PROMPT}, {"top_k": -1}, r"'top_k' must be at least 0, not -1"),
     "a flag as number": (
         {"input_ids": PROMPT},
         {"ignore_eos": 1},
@@ -209,55 +196,12 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"stop": "END"},
         r"'stop' must be a string that holds a JSON list",
     ),
-    "an empty stop": ({"input_ids": PROMPT}, {"stop": '[""]'}, r"'stop' holds ''"),
-    "stop ids without ids": (
-        {"input_ids": PROMPT},
-        {"stop_token_ids": '["a"]'},
-        r"'stop_token_ids' holds 'a'",
-    ),
-    "a min_p beyond one": ({"input_ids": PROMPT}, {"min_p": 1.5}, r"'min_p' must be .* at most 1, not 1\.5"),
-    "a penalty as text": (
-        {"input_ids": PROMPT},
-        {"presence_penalty": "1"},
-        r"'presence_penalty' must be a number, not '1'",
-    ),
-    "a penalty beyond two": (
-        {"input_ids": PROMPT},
-        {"frequency_penalty": 2.5},
-        r"'frequency_penalty' .* not 2\.5",
-    ),
-    "no repetition penalty": (
-        {"input_ids": PROMPT},
-        {"repetition_penalty": 0.0},
-        r"'repetition_penalty' .* not 0",
-    ),
-    "a bias without an object": (
-        {"input_ids": PROMPT},
-        {"logit_bias": "[5]"},
-        r"'logit_bias' must be a string that holds a JSON object",
-    ),
     "a bias beyond the vocabulary": (
         {"input_ids": PROMPT},
         {"logit_bias": json.dumps({VOCABULARY: 1})},
         rf"'logit_bias' holds {VOCABULARY}: .* 0 to {VOCABULARY - 1}",
     ),
-    "a bias that is not a number": (
-        {"input_ids": PROMPT},
-        {"logit_bias": '{"5": NaN}'},
-        r"'logit_bias' of '5' must be finite, not nan",
-    ),
-    "more tokens than there may be": (
-        {"input_ids": PROMPT},
-        {"min_tokens": 6, "max_tokens": 5},
-        r"'min_tokens' must be at most 'max_tokens', 5, not 6",
-    ),
-    "too many logprobs": ({"input_ids": PROMPT}, {"logprobs": 21}, r"'logprobs' must be at most 20, not 21"),
     "stream as text": ({"input_ids": PROMPT}, {"stream": "no"}, r"'stream' must be true or false, not 'no'"),
-    "special tokens as a number": (
-        {"input_ids": PROMPT},
-        {"add_special_tokens": 1},
-        r"'add_special_tokens' must be true or false, not 1",
-    ),
     "an unknown parameter": (
         {"input_ids": PROMPT},
         {"max_token": 5},

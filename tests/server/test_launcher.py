@@ -15,7 +15,6 @@ from hiscore.launcher import LaunchError, Server
 from hiscore.launcher import choice as launcher_choice
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.ports import Ports
-from hiscore.launcher.repository import TEMPLATES
 from hiscore.settings import ServeSettings
 from tests.server.conftest import StartServer
 from tests.server.leftovers import leftovers, processes
@@ -58,17 +57,6 @@ def test_models_that_cannot_be_served_are_left_out(
     assert "tokenizer.json" in server.left_out["tokenizer"]
 
 
-@pytest.mark.parametrize("which", first_of("http", "grpc", "metrics"))
-def test_a_taken_port_is_named(tiny_llama: Path, tmp_path: Path, which: str) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        server = Server(settings(tiny_llama, **{f"{which}_port": port}), tmp_path / "server.log")
-        with pytest.raises(LaunchError, match=f"{which.upper()}_PORT {port} is in use"):
-            server.start()
-
-
 @pytest.mark.exhaustive
 def test_a_free_port_that_gets_taken_is_chosen_anew(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,28 +75,6 @@ def test_a_free_port_that_gets_taken_is_chosen_anew(
         monkeypatch.setattr(Ports, "choose", choose_and_lose_one)
         with Server(settings(tiny_llama, models="scorer"), tmp_path / "server.log") as server:
             assert server.ports == chosen[1] != chosen[0]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("${instances}", "${instences}"), r"no value for the placeholder \$\{instences\}"),
-        (("${instances}", "kind: KIND_CPU"), "no placeholder for the setting 'instances'"),
-    ],
-)
-def test_a_template_that_does_not_fit_is_refused(
-    tiny_llama: Path, tmp_path: Path, change: tuple[str, str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    templates = tmp_path / "templates"
-    shutil.copytree(TEMPLATES, templates)
-    config = templates / "scorer" / "config.pbtxt"
-    config.write_text(config.read_text().replace(*change))
-    monkeypatch.setenv("HISCORE_MODEL_REPOSITORY", str(templates))
-    server = Server(settings(tiny_llama), tmp_path / "server.log")
-    with pytest.raises(LaunchError, match=message):
-        server.start()
-    # Nothing was started for it.
-    assert not (tmp_path / "server.log").exists()
 
 
 def test_a_model_that_does_not_load_gives_its_reason(tiny_llama: Path, tmp_path: Path) -> None:
@@ -151,14 +117,6 @@ def test_crashes_of_triton_itself_at_the_start_get_further_tries(
         ):
             server.start()
     assert len(tries.read_text().splitlines()) == 3
-
-
-def test_a_server_that_does_not_get_ready_in_time_is_stopped(smollm: Path, tmp_path: Path) -> None:
-    before = children()
-    server = Server(settings(smollm, models="scorer", ready_timeout_s=1), tmp_path / "server.log")
-    with pytest.raises(LaunchError, match="not ready after 1 seconds"):
-        server.start()
-    assert children() <= before
 
 
 def test_a_model_that_dies_right_after_the_start_is_missed(tiny_llama: Path, tmp_path: Path) -> None:

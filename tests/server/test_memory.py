@@ -5,8 +5,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hiscore.launcher import LaunchError, Server
-from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
@@ -29,26 +27,3 @@ def test_scorer_and_decode_plan_together_and_share_their_weights(start_server, t
         )
         with pytest.raises(Exception, match=r"1025 tokens together: at most 1024 \(MAX_CONTEXT\)"):
             client.score_ids([5] * 1_000, [[7] * 25], [1])
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"max_context": 2**20}, r"MAX_CONTEXT is 1048576: the checkpoint's context holds"),
-        ({"query_cache_bytes": 2**50}, r"host has .* left, .* are needed: keys and values 1048576.00 GiB"),
-        ({"host_kv_bytes": 1_000, "models": "decode"}, "HOST_KV_BYTES is 1000 bytes, at least"),
-    ],
-)
-def test_what_does_not_fit_does_not_start(
-    settings: dict[str, int], says: str, tiny_lm: Path, tmp_path: Path
-) -> None:
-    chosen = {
-        "http_port": 0,
-        "grpc_port": 0,
-        "metrics_port": 0,
-        "device": "cpu",
-        "models": "scorer",
-        **settings,
-    }
-    with pytest.raises(LaunchError, match=says):
-        Server(ServeSettings(model=str(tiny_lm), **chosen), tmp_path / "server.log").start()

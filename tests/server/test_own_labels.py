@@ -5,7 +5,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
-from hiscore_client import ChunkLimits, InvalidRequest, ScoreClient
+from hiscore_client import ChunkLimits, ScoreClient
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
@@ -55,12 +55,3 @@ def test_a_call_of_several_forwards_keeps_each_items_labels(lm: Server) -> None:
             own = flat[starts[index] : starts[index + 1]]
             alone = client.score_ids([1, 2], [items[index]], own, apply_softmax=True).scores[0]
             np.testing.assert_allclose(together[index, : len(own)], alone, atol=BOUND, rtol=0)
-
-
-def test_what_does_not_fit_is_refused_for_that_call_alone(lm: Server) -> None:
-    with ScoreClient(lm.grpc_url) as client:
-        with pytest.raises(InvalidRequest, match="'label_counts' holds 1 numbers for 3 items"):
-            client.score(QUERY, ITEMS, label_token_ids=[7, 8], label_counts=[2])
-        with pytest.raises(InvalidRequest, match="7 more than once for item 1"):
-            client.score(QUERY, ITEMS, label_token_ids=[7, 8, 7, 7, 9], label_counts=[2, 2, 1])
-        assert client.score(QUERY, ITEMS, label_token_ids=[7, 8]).scores.shape == (3, 2)

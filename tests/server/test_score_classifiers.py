@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
 from tests.server.conftest import StartServer
-from tests.server.wire import WAYS, Refused, score_texts, score_tokens
+from tests.server.wire import WAYS, score_texts, score_tokens
 from tests.support import tiny_models, tiny_tokenizers
 from tests.support.comparison import check, truth_of
 from tests.support.strategies import Tokens
@@ -71,14 +71,3 @@ def test_control_other_items_fail_the_same_check(
     found = score_tokens(classifier, Tokens(call.query, call.items[::-1]), columns=columns[1])
     with pytest.raises(AssertionError):
         check(found.scores, truth_of(checkpoint).scores(call.query, call.items))
-
-
-@pytest.mark.parametrize("labels", [[5], [" Yes"]])
-def test_labels_are_refused(labels: list[int] | list[str], classifier: Server) -> None:
-    field = "label_token_ids" if labels == [5] else "labels"
-    with pytest.raises(Refused, match=f"'{field}' must not be given: this model is a classifier") as raised:
-        score_texts(classifier, QUERY, ITEMS, labels)
-    assert raised.value.code == "INVALID_ARGUMENT"
-    if labels == [5]:
-        with pytest.raises(Refused, match=r"'label_token_ids' must be empty: this model is a classifier"):
-            score_tokens(classifier, Tokens([1], [[2]]), [5])

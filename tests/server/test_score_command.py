@@ -10,7 +10,6 @@ from hiscore.launcher import Server
 from tests.client.cli.command import lines, run, run_process
 from tests.server.wire import score_texts
 from tests.support.comparison import INVARIANCE
-from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
@@ -47,17 +46,3 @@ def test_json_lines_in_and_out_with_one_bad_record(lm: Server, tmp_path: Path) -
             continue
         expected = score_texts(lm, record["query"], record["items"], LABELS, apply_softmax=True).scores
         np.testing.assert_allclose(np.reshape(answer["scores"], (-1, 2)), expected, atol=INVARIANCE, rtol=0)
-
-
-def test_a_bad_call_exits_with_2(lm: Server) -> None:
-    done = run("score", "--query", "Is it?", "--label", " Yes No", " a", url=lm.grpc_url)
-    assert done.returncode == 2
-    assert b"label ' Yes No' is 2 tokens" in done.stderr
-    assert b"Traceback" not in done.stderr
-
-
-def test_wait_ready(lm: Server) -> None:
-    assert run("wait-ready", "--timeout", f"{TIMEOUT_S}", url=lm.grpc_url).returncode == 0
-    missing = run("wait-ready", "--timeout", "1", "--model", "nope", url=lm.grpc_url)
-    assert missing.returncode == 5
-    assert b"nope" in missing.stderr

@@ -109,20 +109,6 @@ def test_no_items_give_an_empty_answer(way: str, lm: Server) -> None:
     assert answer.prompt_tokens > 0
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_to_read_is_refused(way: str, lm: Server) -> None:
-    with pytest.raises(Refused, match="the query and item 1 are both empty") as raised:
-        score_texts(lm, "", ["Yes", ""], LABELS, way)
-    assert raised.value.code == "INVALID_ARGUMENT"
-
-
-def test_labels_by_name_are_those_ids(lm: Server, tiny_lm: Path) -> None:
-    (yes,), (no,) = (tokenizer_of(tiny_lm)(text)["input_ids"] for text in (" Yes", " No"))
-    by_name = score_texts(lm, "Is it?", [" a", " b"], [" Yes", " No"]).scores
-    by_id = score_texts(lm, "Is it?", [" a", " b"], [yes, no]).scores
-    np.testing.assert_allclose(by_name, by_id, atol=2e-5, rtol=0)
-
-
 TEXTS = st.text(
     st.one_of(st.sampled_from("abcs YNo'\n 019.,苹果é́👩‍"), st.characters(exclude_categories=["Cs"])),
     max_size=30,

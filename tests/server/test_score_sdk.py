@@ -84,20 +84,10 @@ def test_a_call_in_chunks_equals_one_request(lm: Server) -> None:
         assert np.ptp(expected.scores[:, 0]) > 100 * INVARIANCE
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"labels": [" Yes No"]}, r"label ' Yes No' is 2 tokens"),
-        ({"labels": [" Yes", " Yes"]}, "are the same token"),
-        ({"labels": None}, "neither was given"),
-        ({"temperature": 2.0}, "need apply_softmax"),
-        ({"temperature": float("nan")}, "'temperature' must be finite"),
-    ],
-)
-def test_a_bad_call_is_an_invalid_request_with_its_id(changes: dict, message: str, lm: Server) -> None:
+def test_a_bad_call_is_an_invalid_request_with_its_id(lm: Server) -> None:
     with ScoreClient(lm.grpc_url) as client:
-        with pytest.raises(InvalidRequest, match=message) as raised:
-            client.score(QUERY, ITEMS, **{"labels": [" Yes"], **changes}, request_id="mine")
+        with pytest.raises(InvalidRequest, match=r"label ' Yes No' is 2 tokens") as raised:
+            client.score(QUERY, ITEMS, labels=[" Yes No"], request_id="mine")
         assert raised.value.request_id == "mine"
         assert client.score(QUERY, ITEMS, labels=[" Yes"]).scores.shape == (4, 1)
 
