@@ -235,15 +235,6 @@ def test_calls_with_different_labels_and_options_share_a_batch(checkpoints) -> N
         check(answer.scores, truth.scores(call.query, call.items, labels, options.apply_softmax), options)
 
 
-def test_the_scores_of_all_ids_add_up_to_one(checkpoints) -> None:
-    scorer = load_decoder_scorer(checkpoints("mistral")[0], "cpu", "float32", 4_096)
-    call = random_tokens(np.random.default_rng(7), 9, [3, 4], VOCABULARY)
-    answers, _ = scorer.score(
-        [ScoreRequest(call.prompt(), np.arange(VOCABULARY, dtype=np.int32), ScoreOptions())]
-    )
-    np.testing.assert_allclose(answers[0].scores.sum(axis=1), 1, atol=1e-5)
-
-
 def test_a_model_that_gives_nan_gives_errors_not_scores(checkpoints) -> None:
     """Only the call whose numbers are not finite fails. (Mistral's head is not its embedding.)"""
     checkpoint, truth = checkpoints("mistral")

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from hiscore.tokenization import safe_splits
-from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers as tiny
 from tests.support.examples import has_example
 from tests.support.tiers import first_of
 
-RULE = SplitRule(safe_splits.SPLIT_POINT)
 WITH_SAFE_SPLITS = {name: build() for name, build in tiny.WITH_PATTERNS.items()}
 
 # Whitespace of all kinds, what composes or folds, what patterns treat apart, and added tokens.
@@ -241,17 +239,3 @@ def test_the_rule_is_wrong_where_it_is_not_recognised(name: str) -> None:
     if name == "digits alone":
         tiny.train(backend)
     assert has_example(words, lambda text: not holds(backend, text))
-
-
-@given(TEXTS)
-def test_first_and_last(text: str) -> None:
-    places = [match.start() for match in safe_splits.SPLIT_POINT.finditer(text)]
-    assert RULE.first(text) == (places[0] if places else None)
-    assert RULE.last(text) == (places[-1] if places else None)
-
-
-@pytest.mark.parametrize("distance", [0, 1, 254, 255, 256, 257, 2047, 2048, 2049, 50_000])
-def test_the_last_split_may_be_far_from_the_end(distance: int) -> None:
-    assert RULE.last("one two" + "x" * distance) == 3
-    assert RULE.last("one" + " " * distance) == (3 if distance else None)
-    assert RULE.last("x" * distance) is None
