@@ -321,12 +321,6 @@ def test_wait_ready_tells_a_missing_model_from_a_missing_server(
         twin("wait_ready", timeout=60, models=("decode",))
 
 
-def test_wait_ready_refuses_a_model_that_is_not_ours(twin: Twin, server: FaultyServer) -> None:
-    server.tensors["score"] = [("query", "BYTES"), ("items", "INT32")]
-    with pytest.raises(ServerFault, match="no BYTES tensor 'items': it is not hiscore's"):
-        twin("wait_ready", timeout=TIMEOUT_S)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_wait_ready_notices_a_server_that_starts_late(
     asynchronous: bool, server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

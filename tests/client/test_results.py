@@ -11,13 +11,6 @@ def chunk(items: int, labels: int, prompt_tokens: int = 0) -> ScoreResult:
     return ScoreResult(np.full((items, labels), prompt_tokens, np.float32), Usage(prompt_tokens, 1), "id/0")
 
 
-def test_chunks_are_concatenated_in_order_and_their_usage_added_up() -> None:
-    merged = merge_chunks([chunk(2, 3, 10), chunk(0, 3, 20), chunk(1, 3, 30)], "id")
-    assert merged.scores[:, 0].tolist() == [10, 10, 30]
-    assert merged.usage == Usage(60, 3)
-    assert merged.request_id == "id"
-
-
 def test_chunks_with_different_numbers_of_labels_are_a_fault() -> None:
     with pytest.raises(ServerFault, match=r"\[2, 3\] columns for one call"):
         merge_chunks([chunk(1, 3), chunk(1, 2)], "id")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hiscore_client import Cancelled, HiscoreError, InvalidRequest, Overloaded, ServerFault, ServerUnreachable
+from hiscore_client import Cancelled, HiscoreError, InvalidRequest, Overloaded, ServerUnreachable
 from hiscore_client.offline import run as offline
 from hiscore_client.offline import server_pool
 from hiscore_client.offline.job import Job, RunOptions, Task
@@ -127,15 +127,6 @@ def test_a_row_that_fails_does_not_end_the_job(source: Path, server: FaultyServe
     assert first["error"] == "InvalidRequest: 'items' is odd"
     assert first["scores"] is None
     assert all(row["error"] is None for row in others)
-
-
-def test_a_fault_is_tried_again_before_it_is_the_rows(server: FaultyServer, url: str) -> None:
-    with ServerPool(TASK, RunOptions((url,))) as pair:
-        server.faults.extend([abort("INTERNAL", "died")] * (server_pool.FAULT_TRIES - 1))
-        assert pair.score(ScoreRecord("q", ["a"])).scores.shape == (1, 1)
-        server.faults.extend([abort("INTERNAL", "not finite")] * server_pool.FAULT_TRIES)
-        with pytest.raises(ServerFault, match="not finite"):
-            pair.score(ScoreRecord("q", ["a"]))
 
 
 def test_the_real_pauses_outlast_a_server_that_has_not_noticed_its_death() -> None:
