@@ -10,7 +10,6 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.block_tables import admit, slot_mapping
-from hiscore.decoding.sparse.selection import Selector
 
 Contents = Callable[[int, int, Tensor], Tensor]
 """From a sequence's number, a layer and positions int64 [n] to keys and values [n, C, H, D]."""
@@ -28,19 +27,6 @@ def unique_contents(shape: CacheShape) -> Contents:
     return contents
 
 
-def random_contents(shape: CacheShape, seed: int, sequences: int) -> Contents:
-    size = (
-        sequences,
-        shape.layers,
-        shape.max_pages * shape.page_size,
-        shape.kv_parts,
-        shape.kv_heads,
-        shape.head_dim,
-    )
-    values = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return lambda sequence, layer, positions: values[sequence, layer, positions]
-
-
 class KnownCache:
     """A `KVCache`, written to as a forward and the offload would. Everything starts and ends as poison.
 
@@ -50,7 +36,6 @@ class KnownCache:
         shape: All sizes.
         contents: Keys and values of every token.
         newest: Tokens by which the offload may be behind.
-        selector: Makes a selector over the cache, whose index is then written too.
         dtype: Of keys and values.
     """
 
@@ -59,14 +44,12 @@ class KnownCache:
         shape: CacheShape,
         contents: Contents,
         newest: int,
-        selector: Callable[[KVCache], Selector] | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.shape, self._newest = shape, newest
         self.contents: Contents = lambda sequence, layer, at: contents(sequence, layer, at).to(dtype)
         self.cache = KVCache.allocate(shape, dtype, torch.device("cpu"))
         poison(self.cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))
-        self.selector = selector(self.cache) if selector else None
         self.lengths: dict[int, int] = {}
         self.pages: dict[int, tuple[Tensor, Tensor]] = {}
         self.number: dict[int, int] = {}
@@ -81,7 +64,6 @@ class KnownCache:
         length: int,
         capacity: int,
         full: bool = False,
-        number: int | None = None,
         buffer: int = 0,
     ) -> bool:
         """Admit a sequence if the pools have room; returns whether they do.
@@ -91,7 +73,6 @@ class KnownCache:
             length: Tokens of its prompt.
             capacity: Tokens that it may ever have.
             full: It attends to everything.
-            number: Which contents it has; None: its own.
             buffer: Device pages; 0: as many as it needs.
         """
         shape = self.shape
@@ -102,7 +83,7 @@ class KnownCache:
         host_pages = torch.tensor([self._free_host.pop() for _ in range(needed)])
         device_pages = torch.tensor([self._free_device.pop() for _ in range(device)])
         self.pages[seq_index], self.lengths[seq_index] = (host_pages, device_pages), length
-        self.number[seq_index] = self._next_number if number is None else number
+        self.number[seq_index] = self._next_number
         self._next_number += 1
         everything = torch.arange(length)
         self._to_host(seq_index, everything)
@@ -120,8 +101,6 @@ class KnownCache:
                 self.cache.tokens(layer)[host_slots] = rows
             else:
                 self.cache.tokens(layer)[into] = rows[seeded[seeded < length]]
-                if self.selector:
-                    self.selector.write(layer, rows[:, 0], host_slots.int())
         return True
 
     def rows(self, seq_indices: Sequence[int], padding: int = 0) -> StepBatch:
@@ -142,8 +121,6 @@ class KnownCache:
                 at = (host_slots if layer in self.shape.dense_layers else buffer)[row]
                 token = self.contents(self.number[seq_index], layer, rows.positions[row].long()[None])
                 self.cache.tokens(layer)[at.long()] = token[0]
-                if self.selector and layer not in self.shape.dense_layers:
-                    self.selector.write(layer, token[:, 0], host_slots[row, None])
 
     def end_step(self, rows: StepBatch) -> None:
         """Offload as late as allowed: when one token more than `newest` is missing from the host."""

@@ -34,11 +34,10 @@ from tests.support.queue_simulator import POISON, Cell, Memory
 SEQUENCES = 3
 # Staging is in the device's memory from here on.
 STAGING = 1_000
-CELLS = 2_000
 
 
 class Device(DeviceQueues, Memory, Protocol):
-    """Queues, memory and clock: a simulator's, or a device's."""
+    """Queues, memory and clock."""
 
     during: str
     after: Callable[[Queue], Callable[[], None]]

@@ -32,10 +32,6 @@ class Memory(Protocol):
         """The cells must hold these values when this runs; `what` is noted if they do not."""
         ...
 
-    def write_now(self, cells: Sequence[Cell], values: Sequence[int]) -> None:
-        """The host writes its own memory, at once."""
-        ...
-
     def check_now(self, cells: Sequence[Cell], values: Sequence[int], what: str) -> None: ...
 
 
@@ -48,7 +44,6 @@ class Operation:
     start: Work
     finish: Work
     started: float = -1.0
-    ended: float = -1.0
 
 
 @dataclass
@@ -75,7 +70,6 @@ class Simulator:
     durations: Callable[[Queue], float]
     now: float = 0.0
     faults: list[str] = field(default_factory=list)
-    trace: list[Operation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._queues: dict[Queue, deque[Item]] = {queue: deque() for queue in Queue}
@@ -143,7 +137,7 @@ class Simulator:
     def _next(self) -> None:
         assert self._running, "the host waits for what can never happen"
         operation = min(self._running.values(), key=lambda x: x.started + x.duration)
-        self.now = operation.ended = operation.started + operation.duration
+        self.now = operation.started + operation.duration
         operation.finish()
         del self._running[operation.queue]
         self._settle()
@@ -207,6 +201,4 @@ class Simulator:
         self._cells.update(dict.fromkeys(cells, value))
 
     def _enqueue(self, start: Work, finish: Work) -> None:
-        operation = Operation(self._queue, self.durations(self._queue), start, finish)
-        self.trace.append(operation)
-        self._queues[self._queue].append(operation)
+        self._queues[self._queue].append(Operation(self._queue, self.durations(self._queue), start, finish))

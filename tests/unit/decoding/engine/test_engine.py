@@ -147,7 +147,16 @@ CALLS = st.builds(
     stop_token_ids=st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
 ).filter(fits)
 
-ARRIVALS = given(
+
+def holding_back(wanted: DecodeCall) -> DecodeCall:
+    """The same with a stop string that its text begins and does not complete."""
+    stop = (text_of(alone(wanted)[0]) + "never",)
+    return replace(wanted, params=replace(wanted.params, stop=stop))
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
     calls=st.lists(st.tuples(CALLS, st.integers(0, 40), st.none() | st.integers(0, 80)), max_size=16),
     by_deadline=st.booleans(),
     delay=st.integers(0, 12),
@@ -156,15 +165,7 @@ ARRIVALS = given(
     chunk=st.sampled_from([1, 5, 24]),
     caching=st.booleans(),
 )
-
-
-def holding_back(wanted: DecodeCall) -> DecodeCall:
-    """The same with a stop string that its text begins and does not complete."""
-    stop = (text_of(alone(wanted)[0]) + "never",)
-    return replace(wanted, params=replace(wanted.params, stop=stop))
-
-
-def join_and_leave(
+def test_join_and_leave_at_every_step_changes_no_sequence(
     calls: list[tuple[DecodeCall, int, int | None]],
     by_deadline: bool,
     delay: int,
@@ -225,20 +226,6 @@ def join_and_leave(
             assert callers.texts.get(name, "") == text_of(got)
         else:
             assert_as_alone(callers, name, wanted)
-
-
-@pytest.mark.slow
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@ARRIVALS
-def test_join_and_leave_at_every_step_changes_no_sequence(**arrivals: Any) -> None:
-    join_and_leave(**arrivals)
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@ARRIVALS
-def test_many_arrivals_change_no_sequence(**arrivals: Any) -> None:
-    join_and_leave(**arrivals)
 
 
 @pytest.mark.parametrize("kind", first_of(*KINDS, others=pytest.mark.slow))
@@ -422,41 +409,6 @@ def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
         assert_as_alone(callers, name, wanted[name])
 
 
-@pytest.mark.parametrize("arrivals", [0, 1, 3])
-def test_calls_that_arrive_during_a_launch_count_against_the_queue(arrivals: int) -> None:
-    """On the engine's thread: some arrive while a step is launched, more while the one before is read."""
-    worker, callers = HashWorker(), Callers()
-    names = [Caller(number) for number in range(20)]
-    accepted: list[int] = []
-    refused: list[RequestError] = []
-
-    def submit() -> None:
-        try:
-            engine.submit(long_call(len(accepted), max_tokens=12), names[len(accepted)])
-            accepted.append(worker.steps)
-        except RequestError as error:
-            refused.append(error)
-
-    def on_step(rows: DecodeBatch) -> None:
-        if len(rows.seq_indices) == 4 and len(accepted) == 4:
-            for _ in range(arrivals):
-                submit()
-            callers.hook = fill_up
-
-    def fill_up(caller: Any) -> None:
-        callers.hook = lambda caller: None
-        while not refused:
-            submit()
-
-    worker.on_step = on_step
-    with running(worker, callers, max_queue=3, quantum=0) as engine:
-        for _ in range(4):
-            submit()
-        callers.wait(lambda: len(callers.ends) >= 4 and bool(refused))
-    assert "the queue is full: 3 calls wait" in refused[0].message
-    assert len(accepted) == 4 + 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("counted", [True, False])
 def test_preempted_sequences_keep_places_in_the_queue(counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,42 +461,6 @@ def test_close_runs_what_was_accepted_and_takes_no_more() -> None:
         engine.submit(long_call(1), Caller(99))
     assert refused.value.code is Code.UNAVAILABLE
     assert not engine._thread.is_alive()
-
-
-def test_a_call_accepted_just_before_closing_is_run() -> None:
-    """The idle engine wakes up to find the call and that it is closing."""
-    worker, callers = HashWorker(), Callers()
-    name, wanted = Caller(0), long_call(1)
-    with running(worker, callers) as engine:
-        with engine._inbox._changed:  # so that the engine's thread sees both at once
-            engine.submit(wanted, name)
-            engine._inbox.close()
-        engine._thread.join(TIMEOUT_S)
-        assert not engine._thread.is_alive()
-    assert_as_alone(callers, name, wanted)
-
-
-def test_what_is_asked_while_closing() -> None:
-    """A new call is refused, a cancellation works, and the others run to their end."""
-    worker, callers = HashWorker(), Callers()
-    stays, goes = Caller(0), Caller(1)
-    refused: list[RequestError] = []
-
-    def on_step(rows: DecodeBatch) -> None:
-        if worker.steps == 5:
-            engine._inbox.close()
-            with pytest.raises(RequestError, match="shutting down") as error:
-                engine.submit(long_call(2), Caller(2))
-            refused.append(error.value)
-            engine.cancel(goes)
-
-    worker.on_step = on_step
-    with running(worker, callers) as engine:
-        engine.submit(long_call(0), stays)
-        engine.submit(long_call(1), goes)
-    assert [error.code for error in refused] == [Code.UNAVAILABLE]
-    assert callers.ends[goes] == "cancelled"
-    assert_as_alone(callers, stays, long_call(0))
 
 
 @pytest.mark.parametrize("where", ["prefill", "prefill result", "admit", "restore", "step", "step result"])

@@ -30,21 +30,6 @@ def test_more_pages_than_kernels_can_count_are_refused(field: str, value: int, m
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *((field, 0) for field in ("layers", "max_sequences", "device_pages", "ring_pages")),
-        ("top_pages", 8),
-        ("top_pages", 2),
-        ("index_kind", "dsa"),
-        ("index_kind", "none"),
-    ],
-)
-def test_sizes_that_contradict_each_other_are_noticed(field: str, value: object) -> None:
-    with pytest.raises(AssertionError):
-        replace(SHAPE, **{field: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
     "sizes",
     [
         {"top_pages": 7},  # as many as the LRU pages
@@ -123,21 +108,6 @@ def test_windowed_layers_have_pages_of_their_own_and_room_for_a_prefill() -> Non
     without = SHAPE.tensors(torch.float32)
     assert without["window_kv"][0][:2] == (0, 0)
     assert without["window_block_table"][0][0] == 0
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("windowed", frozenset({2})),
-        ("window_ring", 0),
-        ("window_pages", 2),
-        ("prefill_rows", 0),
-        ("dense_layers", frozenset({1, 2})),
-    ],
-)
-def test_windows_that_do_not_fit_are_noticed(field: str, value: object) -> None:
-    with pytest.raises(AssertionError):
-        replace(WINDOWED, **{field: value})  # type: ignore[arg-type]
 
 
 def test_more_slots_of_windows_than_fit_are_refused() -> None:

@@ -9,7 +9,6 @@ import torch
 
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.memory import sizing
 from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.memory.plan import HOST_SHARE, MAX_SEQUENCES, default_device_bytes
 from hiscore.decoding.memory.pool_report import Pool, pools_of, report_pools
@@ -94,36 +93,6 @@ def test_bytes_and_tokens_are_those_of_the_geometry() -> None:
     assert in_place["device buffers"].bytes / in_place["device buffers"].tokens == 32 * 4 * 1024
 
 
-@pytest.mark.parametrize(
-    ("name", "machine", "settings", "before", "now"),
-    [
-        ("Llama-3.1-8B", H100, {}, 103_328, 129_632),
-        ("Llama-3.1-8B", H100, {"max_context": 131_072}, 20_096, 149_856),
-        ("Llama-3.1-8B", GPU_24_GB, {}, 4_192, 32_384),
-        ("Llama-3.1-8B", H100, {"selector": "dense"}, 129_216, 161_984),
-        ("Llama-3.1-8B", GPU_24_GB, {"selector": "dense"}, 17_568, 34_976),
-        ("Qwen3-8B", H100, {}, 88_256, 116_128),
-        ("Qwen3-8B", GPU_24_GB, {}, 4_128, 27_968),
-        ("SmolLM2-135M", CONTAINER, {}, 4_256, 9_376),
-    ],
-)
-def test_without_a_staging_pool_more_tokens_are_on_the_device_as_a_whole(
-    name: str,
-    machine: Machine,
-    settings: dict[str, Any],
-    before: int,
-    now: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def whole_tokens() -> int:
-        _, config, _, _ = plan(name, machine, **settings)
-        return (config.host_pages if config.dense else config.device_pages) * config.page_size
-
-    assert whole_tokens() == now
-    monkeypatch.setattr(sizing, "prompt_pool", lambda *model: "staging")
-    assert whole_tokens() == before
-
-
 def test_every_pool_is_logged_and_too_few_sequences_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     planned = plan("Llama-3.1-8B", TWO_H100)
@@ -170,13 +139,6 @@ def test_dense_has_no_buffers_and_too_small_a_pool_is_refused(caplog: pytest.Log
     of_160_tokens = 160 * 2 * 30 * 3 * 64 * 4
     with pytest.raises(ValueError, match="DEVICE_KV_BYTES is 7372800 bytes, at least"):
         plan("SmolLM2-135M", CONTAINER, selector="dense", device_kv_bytes=of_160_tokens)
-
-
-@pytest.mark.parametrize("name", ["max_streams", "host_kv_bytes", "device_kv_bytes"])
-def test_negative_sizes_are_refused_and_zero_is_the_default(name: str) -> None:
-    assert CacheSettings(**{name: 0}) == CacheSettings()
-    with pytest.raises(ValueError, match=f"(?s){name}.*greater than or equal to 0"):
-        CacheSettings(**{name: -1})
 
 
 @pytest.mark.parametrize(

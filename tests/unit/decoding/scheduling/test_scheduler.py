@@ -131,14 +131,6 @@ def test_sequences_that_run_are_in_every_step_while_others_prefill() -> None:
     assert [len(chunk.tokens) for schedule in schedules for chunk in schedule.chunks] == [24, 24, 24, 24, 4]
 
 
-def test_short_prompts_share_a_forward() -> None:
-    drive, short = Drive(WIDE), [sequence(prompt=4) for _ in range(6)]
-    drive.add(*short)
-    schedule = drive.go()
-    assert schedule.completed == schedule.admitted == short
-    assert [chunk.seq_index for chunk in schedule.chunks] == [each.held.seq_index for each in short]
-
-
 def test_neither_short_prompts_nor_long_ones_hold_each_other_up() -> None:
     drive, long = Drive(WIDE), sequence(prompt=110)
     drive.add(long)
@@ -208,14 +200,6 @@ def test_without_the_limit_it_would_starve(limit: int, monkeypatch: pytest.Monke
         drive.add(sequence(prompt=4, max_tokens=6))
         drive.go()
     assert (large.status is Status.WAITING) == (limit == 10**9)
-
-
-def test_small_sequences_pass_a_large_one_meanwhile() -> None:
-    drive, large = Drive(), sequence(prompt=76, max_tokens=4, sparse=False)
-    small = [sequence(prompt=4, max_tokens=4) for _ in range(3)]
-    drive.add(runs := sequence(max_tokens=100), large, *small)
-    drive.until(small[-1], Status.FINISHED)
-    assert (runs.status, large.status) == (Status.RUNNING, Status.WAITING)
 
 
 def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: Any) -> list[Sequence]:

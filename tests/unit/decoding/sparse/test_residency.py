@@ -1,5 +1,7 @@
 """LRU and copies against a plain Python model, with every byte checked after every step."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import residency
 from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
-from tests.support.decode_cache import KnownCache, forget, unique_contents
+from tests.support.decode_cache import KnownCache, unique_contents
 from tests.support.lru_model import LruModel
 from tests.support.tiers import first_of
 
@@ -159,44 +161,38 @@ def test_steps_match_a_plain_model(steps: int) -> None:
     assert steps < game.misses < game.selected
 
 
-def test_a_wrong_victim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = residency._least_recently_used
-    monkeypatch.setattr(residency, "_least_recently_used", lambda last_use, counts: right(-last_use, counts))
-    with pytest.raises(AssertionError):
-        play(200)
+def youngest(right: Any) -> Any:
+    return lambda last_use, counts: right(-last_use, counts)
 
 
-def test_victims_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsorted(last_use: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        return last_use.argsort(dim=-1, stable=True)
-
-    monkeypatch.setattr(residency, "_least_recently_used", unsorted)
-    with pytest.raises(AssertionError):
-        play(200)
+def in_another_order(right: Any) -> Any:
+    return lambda last_use, counts: last_use.argsort(dim=-1, stable=True)
 
 
-def test_ties_broken_the_other_way_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = residency._least_recently_used
-
-    def higher_index_first(last_use: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def ties_to_the_higher_index(right: Any) -> Any:
+    def victims(last_use: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         most = last_use.shape[-1] - 1
-        victims = most - right(last_use.flip(-1), counts)
-        return victims.masked_fill(victims < 0, most + 1).sort(dim=-1).values
+        found = most - right(last_use.flip(-1), counts)
+        return found.masked_fill(found < 0, most + 1).sort(dim=-1).values
 
-    monkeypatch.setattr(residency, "_least_recently_used", higher_index_first)
-    with pytest.raises(AssertionError):
-        play(200)
+    return victims
 
 
-def test_a_copy_of_the_wrong_page_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = residency.copy_pages
+def of_the_next_head(right: Any) -> Any:
+    return lambda cache, layer, pages, heads, into: right(
+        cache, layer, pages, (heads + 1) % SHAPE.kv_heads, into
+    )
 
-    def shifted(
-        cache: KVCache, layer: int, pages: torch.Tensor, heads: torch.Tensor, into: torch.Tensor
-    ) -> None:
-        right(cache, layer, pages, (heads + 1) % SHAPE.kv_heads, into)
 
-    monkeypatch.setattr(residency, "copy_pages", shifted)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *(("_least_recently_used", each) for each in (youngest, in_another_order, ties_to_the_higher_index)),
+        ("copy_pages", of_the_next_head),
+    ],
+)
+def test_control_a_wrong_swap_is_noticed(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency, name, wrong(getattr(residency, name)))
     with pytest.raises(AssertionError):
         play(200)
 
@@ -221,26 +217,6 @@ def vars_of(shape: CacheShape) -> dict[str, object]:
     return {name: getattr(shape, name) for name in CacheShape.__dataclass_fields__}
 
 
-def test_what_is_forgotten_comes_back_from_the_host() -> None:
-    known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST)
-    assert known.admit(2, 60, 96)
-    rows = known.rows([2])
-    known.write(rows)
-    layer = SHAPE.sparse_layers[0]
-    selection = as_selection([[[0, 10, 11, 12, 15]] * SHAPE.kv_heads], SHAPE, 1)
-    first = swap_in(known.cache, layer, selection, rows).clone()
-    assert int(known.cache.misses) == 0
-    known.cache.buffer[:, known.pages[2][1][: SHAPE.lru_pages] * SHAPE.page_size] = float("nan")
-    forget(known.cache, 2)
-    second = swap_in(known.cache, layer, selection, rows)
-    assert int(known.cache.misses) == 4 * SHAPE.kv_heads  # page 15 is the ring's
-    assert not torch.equal(first, second)
-    tokens = known.cache.tokens(layer).unflatten(0, (-1, SHAPE.page_size))
-    right = known.contents(0, layer, torch.arange(40, 44))
-    for head in range(SHAPE.kv_heads):
-        assert torch.equal(tokens[second[0, head, 1].long(), :, :, head], right[:, :, head])
-
-
 def test_padding_alone_changes_nothing() -> None:
     cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     before = {name: getattr(cache, name).clone() for name in SHAPE.tensors(torch.float32)}
@@ -250,16 +226,12 @@ def test_padding_alone_changes_nothing() -> None:
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in before.items())
 
 
-def test_a_buffer_of_another_size_is_refused() -> None:
+@pytest.mark.parametrize(("full", "buffer"), [(False, 8), (True, SHAPE.buffer_pages)])
+def test_a_buffer_of_another_size_is_refused(full: bool, buffer: int) -> None:
+    """A sequence that attends to everything must be resident as a whole."""
     known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST)
-    with pytest.raises(ValueError, match="device_pages has 8 pages for a sequence of 20"):
-        known.admit(0, 10, 80, buffer=8)
-
-
-def test_a_sequence_that_attends_to_everything_must_be_resident() -> None:
-    known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST)
-    with pytest.raises(ValueError, match="device_pages has 9 pages for a sequence of 20"):
-        known.admit(0, 10, 80, full=True, buffer=SHAPE.buffer_pages)
+    with pytest.raises(ValueError, match=f"device_pages has {buffer} pages for a sequence of 20"):
+        known.admit(0, 10, 80, full=full, buffer=buffer)
 
 
 def test_host_pages_are_looked_up_in_the_sequences_table_and_0_beyond_a_list() -> None:

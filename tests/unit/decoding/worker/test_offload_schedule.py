@@ -2,21 +2,18 @@
 
 import itertools
 import random
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.decoding.kv_cache.buffer_pages import ring_pages
-from hiscore.decoding.worker.device_queues import Event, ImmediateQueues, Queue
+from hiscore.decoding.worker.device_queues import Event, Queue
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from tests.support.offload_load import SEQUENCES, Load, Run
 from tests.support.queue_mutations import Kind, Mutated
-from tests.support.queue_simulator import Cell, Simulator
-from tests.support.tensor_memory import TensorMemory
+from tests.support.queue_simulator import Simulator
 from tests.support.tiers import first_of
 
 WIDTHS = [3, 1]
@@ -132,74 +129,6 @@ def at(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-class Device:
-    """A worker's part, in its shortest form: forwards and copies of single cells on simulated queues."""
-
-    def __init__(self, schedule: OffloadSchedule) -> None:
-        self.queues, self.schedule = queues("offload slow"), schedule
-        self.back: list[float] = []
-
-    def record(self, queue: Queue) -> Event:
-        event = self.queues.event()
-        self.queues.record(event, queue)
-        return event
-
-    def wait_for(self, event: Event | None) -> None:
-        if event is not None:
-            self.queues.wait(Queue.COMPUTE, event)
-
-    def forward(self, cell: Cell) -> None:
-        with self.queues.use(Queue.COMPUTE):
-            self.queues.fill([cell], [1])
-
-    def copy(self, cell: Cell) -> Event:
-        self.queues.wait(Queue.OFFLOAD, self.record(Queue.COMPUTE))
-        with self.queues.use(Queue.OFFLOAD):
-            self.queues.copy([(cell, ("host", cell[1]))])
-        return self.record(Queue.OFFLOAD)
-
-    def collect(self) -> None:
-        while (done := self.schedule.oldest_copy) is not None and self.queues.completed(done):
-            self.schedule.copy_completed()
-
-    def step(self, position: int) -> None:
-        """A step of sequence 0."""
-        self.collect()
-        self.wait_for(self.schedule.step_waits_for(at(0), at(position)))
-        self.forward(("device", position))
-        self.schedule.step_launched(at(0), at(position))
-        self.schedule.step_copied(self.copy(("device", position)), at(0), at(position))
-        self.back.append(self.queues.now)
-
-    def drain(self) -> None:
-        self.collect()
-        while not self.schedule.drained(0):
-            self.queues.pause()
-            self.collect()
-
-
-def two_steps(width: int) -> Device:
-    """Two steps of one sequence, forwards of 1, copies of `SLOW`; when the host came back from each."""
-    device = Device(OffloadSchedule(width, 1, 1))
-    device.schedule.restored(0, 1)
-    for position in (1, 2):
-        device.step(position)
-    device.drain()
-    return device
-
-
-def test_the_ring_overlaps_and_a_single_token_does_not() -> None:
-    device = two_steps(4)
-    first, copy, second, _ = device.queues.trace
-    assert first.ended == second.started < copy.ended
-    assert device.back == [0, 0]
-
-    device = two_steps(1)
-    first, copy, second, _ = device.queues.trace
-    assert first.ended < copy.ended == second.started
-    assert device.back == [0, 0]
-
-
 PROMPT, STEP = Event(7), Event(8)
 
 
@@ -297,41 +226,3 @@ def test_what_does_not_continue_a_sequence_or_frees_too_early_is_refused() -> No
     assert schedule.offloaded_tokens == 5
     with pytest.raises(ValueError, match="1 token"):
         OffloadSchedule(0, 1, 1)
-
-
-def test_a_prompts_parts_are_copied_beside_the_forwards_after_them() -> None:
-    """Copies take 50, forwards 1: only a step, and the next owner of its staging, waits for a copy."""
-    device = Device(OffloadSchedule(4, 2, 4))
-    for part in range(3):
-        device.wait_for(device.schedule.staging_waits_for(at(part)))
-        device.forward(("device", part))
-        done = device.copy(("device", part))
-        device.schedule.prompt_copied(done, 0, 4 * part, 4 * part + 4, at(part))
-    device.wait_for(device.schedule.staging_waits_for(at(1)))
-    device.forward(("device", 9))
-    device.drain()
-    forwards = [each for each in device.queues.trace if each.queue is Queue.COMPUTE]
-    copies = [each for each in device.queues.trace if each.queue is Queue.OFFLOAD]
-    assert [each.started for each in forwards[:3]] == [0, 1, 2]
-    assert [each.started for each in copies] == [1, 1 + SLOW, 1 + 2 * SLOW]
-    assert forwards[3].started == copies[1].ended
-
-
-class Immediate(Mutated, TensorMemory, ImmediateQueues):
-    """The CPU's queues, and memory in torch; or queues that lose what OFFLOAD is given."""
-
-    lossy = False
-
-    def copy(self, moves: Sequence[tuple[Cell, Cell]]) -> None:
-        if not (self.lossy and self._queue is Queue.OFFLOAD):
-            super().copy(moves)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("page", [1, 4])
-def test_on_the_cpu_all_is_right_at_once(width: int, page: int) -> None:
-    for lossy in (False, True):
-        on = Immediate(torch.device("cpu"), dict.fromkeys(Queue, 0))
-        on.lossy = lossy
-        Run(Load(page, width, 1), on).run()
-        assert bool(on.faults) == lossy

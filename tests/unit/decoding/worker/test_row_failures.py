@@ -16,15 +16,6 @@ def failing_with(error: Exception, tried: list[list[int]]):
     return launch
 
 
-def test_a_row_fails_alone() -> None:
-    tried: list[list[int]] = []
-    failures: dict[int, Exception] = {}
-    error = ValueError("its mask is too short")
-    launch_for(range(3), failing_with(error, tried), failures)
-    assert failures == {1: error}
-    assert tried == [[0, 1, 2], [0], [1], [2]]
-
-
 def test_on_a_lost_device_no_row_is_tried_alone() -> None:
     """What its frames hold must not be freed."""
     tried: list[list[int]] = []

@@ -99,15 +99,6 @@ def test_the_draws_are_those_of_the_launch() -> None:
     assert first != steps.draw(logits.flip(0), seq_indices, sampling).tolist()
 
 
-def test_the_length_of_the_list_changes_no_token() -> None:
-    steps, kernels = Steps(listed=1_024), Steps(listed=2)
-    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 3
-    seq_indices, sampling = np.array([5, 0, 2], np.int32), batch(3, seed=2)
-    assert sampling.temperature.any()
-    drawn = [each.draw(logits, seq_indices, sampling)[: COUNTERS + 3].tolist() for each in (steps, kernels)]
-    assert drawn[0] == drawn[1]
-
-
 def penalised_rows() -> list[Row]:
     return [
         Row([1, 2, 2], SamplingParams(), 4),

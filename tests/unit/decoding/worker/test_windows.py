@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,9 +14,8 @@ from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import PrefixCaching
-from tests.support.decode_client import serving
 from tests.support.decode_truth import DecodeTruth
-from tests.support.decoding import CONTEXT, build, prompt
+from tests.support.decoding import CONTEXT, build
 from tests.support.late_copies import LateCopies
 from tests.support.tiers import first_of
 from tests.support.windows import FEW, HOST_LAYERS, WINDOW, checkpoints, outputs
@@ -94,37 +92,6 @@ def test_control_a_prompt_that_does_not_reach_its_window_is_seen(
     directory = path(f"gemma3@{WINDOW}")
     error, _ = largest_error(build(directory, "dense"), DecodeTruth(directory, torch.float32))
     assert error > WRONG
-
-
-@pytest.mark.parametrize("pages", first_of(3, 5))
-def test_with_pages_for_few_windows_sequences_give_theirs_up_and_start_over(path: Any, pages: int) -> None:
-    """A window takes two pages: all have the tokens that they have alone, and poison shows in none."""
-    directory = path(f"gpt-oss@{WINDOW}")
-    calls = [
-        {"tokens": prompt(int(length), seed=seed), "max_tokens": 50, "seed": seed}
-        for seed, length in enumerate(np.random.default_rng(2).integers(1, 120, 8))
-    ]
-
-    def tokens(worker: CacheWorker, at_once: int) -> tuple[list[list[int]], int]:
-        found = []
-        with serving(worker) as client:
-            for first in range(0, len(calls), at_once):
-                outcomes = [client.submit(**each) for each in calls[first : first + at_once]]
-                client.wait(outcomes)
-                found += [outcome.tokens for outcome in outcomes]
-            client.wait(outcomes)
-        assert client.failures == []
-        return found, client.stats.preemptions
-
-    def make() -> CacheWorker:
-        return late(build(directory, "dense", dtype=torch.float32))
-
-    expected, _ = tokens(make(), 1)
-    worker = make()
-    worker.cache_config = replace(worker.cache_config, window_pages=pages)
-    found, preemptions = tokens(worker, len(calls))
-    assert found == expected
-    assert preemptions > 0
 
 
 @pytest.mark.parametrize("prefix_cache", [False, "auto", True])

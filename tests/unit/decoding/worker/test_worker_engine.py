@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.sequence import Status
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.restores import Restores
 from hiscore.decoding.worker.worker import CacheWorker
@@ -21,7 +20,7 @@ from tests.support.decode_client import Client, Outcome, serving
 from tests.support.decoding import build, prompt, spoil
 from tests.support.late_copies import LateCopies
 from tests.support.tiers import first_of
-from tests.support.worker_driver import Driver, host_rows
+from tests.support.worker_driver import Driver
 
 pytestmark = pytest.mark.slow  # whole models
 
@@ -113,20 +112,6 @@ def test_join_and_leave_at_every_step_changes_no_sequence(workers: Any, alone: A
     assert len({tuple(tokens) for tokens in expected}) == len(expected)
 
 
-def test_200_sequences_through_pools_for_20(workers: Any, alone: Any) -> None:
-    calls, expected = alone("exact", COUNT)
-    worker = workers("exact", sequences=20)
-    fits = sum(len(each["tokens"]) + each["max_tokens"] for each in calls[:20])
-    worker.cache_config = replace(worker.cache_config, host_pages=fits, device_pages=20 * COUNT)
-    order = np.random.default_rng(5).integers(0, len(calls), 200).tolist()
-    with serving(worker, quantum=6) as client:
-        outcomes = [client.submit(**calls[i]) for i in order]
-        client.wait(outcomes)
-    assert [outcome.tokens for outcome in outcomes] == [expected[i] for i in order]
-    assert client.stats.misses > 0
-    assert client.stats.preemptions > 0
-
-
 @pytest.mark.parametrize("selector", ROWS)
 def test_a_preempted_sequence_goes_on_where_it_was(workers: Any, alone: Any, selector: str) -> None:
     """Without a second prefill: its rows come back from the host."""
@@ -199,14 +184,6 @@ def test_what_comes_back_from_the_host_is_to_the_bit(workers: Any, selector: str
     assert torch.equal(*logits) is not spoiled
 
 
-@pytest.mark.parametrize("selector", ROWS)
-def test_what_freed_pages_hold_changes_nothing(workers: Any, alone: Any, selector: str) -> None:
-    calls, expected = alone(selector, COUNT)
-    for worker in (workers(selector, poison=False), workers(selector)):
-        outcomes, _ = crowd(worker, calls[:10], quantum=5)
-        assert [outcome.tokens for outcome in outcomes] == expected[:10]
-
-
 def test_poison_is_seen(workers: Any, alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: when a sequence is released, all other sequences' pages are overwritten as well."""
     calls, _ = alone("exact", COUNT)
@@ -239,50 +216,6 @@ def test_a_forward_that_waits_for_no_copy_is_seen(workers: Any, selector: str) -
     assert not torch.equal(*logits)
 
 
-STAGES = [
-    Status.WAITING,
-    Status.PREFILLING,
-    Status.ADMITTED,
-    Status.RUNNING,
-    Status.DRAINING,
-    Status.PREEMPTED,
-]
-
-
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("selector", first_of("dense", "exact", "dsa"))
-def test_an_abort_at_each_stage_gives_everything_back(
-    workers: Any, alone: Any, selector: str, stage: Status
-) -> None:
-    """Copies are in flight all the time; `serving` checks that all memory is freed."""
-    calls, expected = alone(selector, COUNT)
-    aborted: list[Any] = []
-    with serving(late(workers(selector, sequences=2)), quantum=3) as client:
-        scheduler = client.engine._scheduler
-        schedule = scheduler.schedule
-
-        def schedule_and_abort(drained: Callable[[int], bool]) -> Any:
-            scheduled = schedule(drained)
-            for sequence in getattr(scheduler.queues, stage.name.lower()):
-                if not sequence.ended and len(aborted) < 3 and sequence.reply_to not in aborted:
-                    aborted.append(sequence.reply_to)
-                    client.engine.cancel(sequence.reply_to)
-            return scheduled
-
-        scheduler.schedule = schedule_and_abort
-        outcomes = [client.submit(**each) for each in calls[:8]]
-        client.wait(outcomes)
-    assert aborted, f"none was seen {stage}"
-    for outcome, tokens in zip(outcomes, expected, strict=False):
-        if outcome.end == "cancelled":
-            assert outcome in aborted
-            assert outcome.tokens == tokens[: len(outcome.tokens)]
-        else:
-            assert outcome.end == "length"
-            assert outcome.tokens == tokens
-    assert client.failures == []
-
-
 @pytest.mark.parametrize("forgets", [False, True])
 def test_every_event_comes_back(workers: Any, forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a GPU would have ever more of them: the CPU's queues have none. The control forgets those of restores."""
@@ -295,64 +228,6 @@ def test_every_event_comes_back(workers: Any, forgets: bool, monkeypatch: pytest
         client.wait([client.submit(**call(i)) for i in range(8)])
     assert client.stats.preemptions > 0
     assert bool(queues.kept(worker)) == forgets
-
-
-def test_a_seed_is_all_that_sampling_depends_on(workers: Any) -> None:
-    worker = workers("exact")
-    given = {"tokens": prompt(30), "max_tokens": 16, "temperature": 1.0}
-    with serving(worker) as client:
-        first = client.submit(**given, seed=5)
-        client.wait([first])
-        others = [client.submit(**given, seed=seed) for seed in (5, 6, 7)] + [client.submit(**call(1))]
-        client.wait(others)
-    assert others[0].tokens == first.tokens
-    assert len({tuple(each.tokens) for each in others[:3]}) == 3
-
-
-class Letters:
-    """A tokenizer's decoding: a token is a letter."""
-
-    def push(self, token: int) -> str:
-        return chr(0x4E00 + token)
-
-    def flush(self) -> str:
-        return ""
-
-
-def text_of(tokens: Sequence[int]) -> str:
-    return "".join(Letters().push(token) for token in tokens)
-
-
-def test_sequences_end_where_they_should(workers: Any) -> None:
-    worker = workers("exact")
-    given = {"tokens": prompt(30), "max_tokens": 16, "temperature": 1.0, "seed": 3}
-    with serving(worker, detokenizer=lambda skip: Letters()) as client:
-        free = client.submit(**given)
-        client.wait([free])
-    tokens = free.tokens
-    assert (len(tokens), free.end, free.text) == (16, "length", text_of(tokens))
-    end = tokens[6]
-    first = tokens.index(end)
-    assert first >= 2
-    with serving(worker, eos=frozenset([end]), detokenizer=lambda skip: Letters()) as client:
-        outcomes = [
-            client.submit(**given, ignore_eos=False),
-            client.submit(**given, stop_token_ids=frozenset([end])),
-            client.submit(**given, stop=(text_of(tokens[first - 1 : first + 1]),)),
-            client.submit(**given),
-            client.submit(**{**given, "max_tokens": 1}),
-            client.submit(**given, stop=(text_of(tokens[14:16]) + "never",)),
-        ]
-        client.wait(outcomes)
-    by_eos, by_id, by_string, ignoring, single, held = outcomes
-    for outcome in (by_eos, by_id):
-        assert (outcome.end, outcome.tokens) == ("stop", tokens[: first + 1])
-        assert outcome.text == text_of(tokens[:first])
-    assert (by_string.end, by_string.tokens) == ("stop", tokens[: first + 1])
-    assert by_string.text == text_of(tokens[: first - 1])
-    for outcome in (ignoring, held):
-        assert (outcome.end, outcome.tokens, outcome.text) == ("length", tokens, text_of(tokens))
-    assert (single.end, single.tokens) == ("length", tokens[:1])
 
 
 @pytest.mark.parametrize("selector", ["exact", "dsa"])
@@ -377,14 +252,3 @@ def test_a_row_that_is_not_finite_fails_its_sequence_alone(workers: Any, alone: 
     # And its pages serve others.
     again, _ = crowd(worker, calls[:victim])
     assert [outcome.tokens for outcome in again] == expected[:victim]
-
-
-def test_the_host_pool_is_empty_of_what_has_left(workers: Any) -> None:
-    """What was released is poisoned; what was not is intact."""
-    driver = Driver(workers("exact"))
-    gone, _ = driver.admit(prompt(20), 30)
-    stays, _ = driver.admit(prompt(20, seed=1), 30)
-    pages = driver.sequences[gone].held.host_pages
-    driver.leave(gone)
-    assert driver.worker._cache.host_kv[:, pages.tolist()].isnan().all()
-    assert host_rows(driver.worker, driver.sequences[stays], torch.arange(20)).isfinite().all()

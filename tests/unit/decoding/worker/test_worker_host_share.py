@@ -4,16 +4,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding.worker.parallel_worker import ParallelWorker
-from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.parallel.leader import Ranks
 from tests.support import decode_rank_work
-from tests.support.decode_client import serving
-from tests.support.decoding import build, checkpoint, prompt
+from tests.support.decoding import build, checkpoint
 from tests.support.tiers import first_of
 from tests.unit.decoding.worker.test_worker_ranks import CALLS, SETTINGS, together, tokens
 
@@ -76,26 +72,3 @@ def test_a_rank_that_stores_nothing_is_missed(ranks: Ranks, path: Path, expected
     ranks.do(partial(decode_rank_work.offload_nothing, which=1))
     with pytest.raises(AssertionError):
         assert tokens(worker, LONG) == expected
-
-
-def test_a_prefix_that_was_found_comes_from_all_ranks(ranks: Ranks, path: Path) -> None:
-    start = prompt(150)
-    later = np.concatenate((start[:130], prompt(10, seed=2)))  # shares four blocks of 32
-
-    def answers(worker: CacheWorker | ParallelWorker, caching: bool) -> list[list[int]]:
-        with serving(worker) as client:
-            outcomes = []
-            for each in (start, later):
-                outcomes.append(client.submit(each, 12, sparse=True))
-                client.wait(outcomes)
-            assert client.stats.cached_tokens == (128 if caching else 0)
-        return [outcome.tokens for outcome in outcomes]
-
-    caching = {"prefix_cache": True, "chunk": 64}
-    alone = build(path, *SETTINGS[NAME][1], dtype=torch.float64, chunk=64)
-    right = answers(alone, caching=False)
-    assert answers(together(ranks, path, NAME, late=1, **caching), caching=True) == right
-    # The control: what one rank has stored is spoiled.
-    spoiled = together(ranks, path, NAME, **caching)
-    ranks.do(partial(decode_rank_work.store_zeros, which=1))
-    assert answers(spoiled, caching=True)[1] != right[1]

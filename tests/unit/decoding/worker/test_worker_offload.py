@@ -163,17 +163,6 @@ def test_short_sequences_that_never_outgrow_their_buffer(path: Any, kept: list[T
     assert all(worker._cache.fully_resident[seq_index] for seq_index in watched.driver.sequences)
 
 
-def test_prefill_in_one_piece_or_in_many_is_backed_up_alike(path: Any, kept: list[Tensor]) -> None:
-    rows = []
-    for chunk in (7, 64):
-        watched = Watched(build(path("llama"), "exact", chunk=chunk, dtype=torch.float64), kept)
-        watched.admit(50, 10)
-        assert watched.faults(drained=True) == []
-        rows.append(host_rows(watched.worker, watched.driver.sequences[0], torch.arange(50)))
-    # Products of other numbers of rows.
-    assert (rows[0] - rows[1]).abs().max() < 1e-9
-
-
 # Controls: each must be seen.
 
 

@@ -70,18 +70,6 @@ def test_all_selected_and_all_from_the_host_is_dense(path: Any, selector: str, d
     assert torch.equal(cold, dense)
 
 
-@pytest.mark.parametrize("layers", [0, 1])
-def test_with_fewer_dense_layers_too(path: Any, layers: int) -> None:
-    family, top_k, buffer, length = WHOLE["quest"]
-    dense, _ = run(build(path(family), "dense"), length)
-    worker = build(path(family), "quest", top_k, buffer, dense_layers=layers)
-    usual = build(path(family), "quest", top_k, buffer)
-    assert len(worker._cache.sparse) > len(usual._cache.sparse)
-    cold, misses = run(worker, length, cold=True)
-    assert misses > 50
-    assert torch.equal(cold, dense)
-
-
 @pytest.mark.parametrize("selector", SPARSE)
 def test_all_missing_is_as_it_happens_to_be(path: Any, selector: str) -> None:
     family, top_k, buffer, length = SPARSE[selector]
@@ -148,18 +136,3 @@ def test_a_wrong_swap_is_told_apart(
     monkeypatch.setattr(residency, "copy_pages", mutation(residency.copy_pages))
     wrong, _ = run(build(path(family), selector, top_k, buffer), length, cold=True)
     assert not torch.equal(wrong, right)
-
-
-@pytest.mark.parametrize("selector", WHOLE)
-def test_the_host_is_what_is_read(path: Any, selector: str) -> None:
-    """A changed number on the host is noticed."""
-    family, top_k, buffer, length = WHOLE[selector]
-    found = []
-    for change in (0, 0, 1):
-        driver = Driver(build(path(family), selector, top_k, buffer))
-        seq_index, _ = driver.admit(prompt(length), CONTEXT - length)
-        with torch.inference_mode():
-            driver.worker._cache.host_kv += change
-        found.append(driver.step([seq_index], cold=True))
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
