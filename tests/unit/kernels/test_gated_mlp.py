@@ -41,15 +41,3 @@ def test_a_tile_is_taken_where_it_fills_the_device() -> None:
     assert tile_for(320, 2048, 6144, 132) is None
     assert tile_for(0, 1024, 3072, 132) is None
     assert tile_for(15360, 1020, 3072, 132) is tile_for(15360, 1024, 3076, 132) is None
-
-
-def test_many_rows_of_wide_models_have_large_tiles() -> None:
-    for inputs, outputs in ((2048, 6144), (2560, 9728), (4096, 12288)):
-        for rows in (1024, 1920, 3840, 15360):
-            assert tile_for(rows, inputs, outputs, 132) is LARGE
-    assert tile_for(768, 4096, 12288, 132) is tile_for(15360, 5120, 25600, 132) is None
-    assert tile_for(15360, 576, 1536, 132) is tile_for(5120, 1024, 3072, 132) is MEDIUM
-    assert tile_for(8192, 1024, 3072, 132) is LARGE
-    # Where they leave much of the device idle in the last wave, a library is as fast.
-    assert LARGE.fill(4352, 1024, 132) < 0.9
-    assert tile_for(4352, 4096, 1024, 132) is None

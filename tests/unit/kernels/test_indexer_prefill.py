@@ -1,7 +1,6 @@
 """Prefill with an indexer by kernels against plain torch. Without a GPU they run in Triton's interpreter."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -179,23 +178,3 @@ def test_bounded_scores_change_nothing(sizes: DsaArchitecture) -> None:
     # 900 scores are one tile of the first sequence's rows, or several of short ones.
     assert (len(whole._passes), len(bounded._passes)) == (1, 2)
     assert torch.equal(attend(bounded, rows), attend(whole, rows))
-
-
-@torch.inference_mode()
-def test_a_whole_decoder_prefills_by_kernels(tmp_path: Path) -> None:
-    """In chunks, through all layers, experts and shared selections."""
-    from hiscore.models.deepseek.decoder import DsaDecoder
-
-    decoder = DsaDecoder(tiny_dsa.make("glm-shared", tmp_path), WHERE, torch.float32)
-    ids = torch.randint(tiny_dsa.VOCABULARY, (45,), generator=torch.Generator().manual_seed(1)).int()
-    found = []
-    for kind in (StagedLatents, KernelLatents):
-        latents, parts = kind(decoder.architecture, SLOTS, WHERE, torch.float32), []
-        slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(2))[:45].to(WHERE)
-        for begin, end in ((0, 20), (20, 45)):
-            latents.plan([Segment(slots[:end], end - begin)])
-            positions = torch.arange(begin, end).int().to(WHERE)
-            parts.append(decoder.tail(*decoder.body(ids[begin:end].to(WHERE), positions, latents)).cpu())
-        found.append(torch.cat(parts))
-    # As between any two float32 implementations here; a wrong row among those seen is 1e-3.
-    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=0)

@@ -33,7 +33,6 @@ from tests.support.decode_kernels import (
     moved,
     on_device,
     random,
-    rows_of,
 )
 
 NEWEST = 5
@@ -325,52 +324,3 @@ def test_attention_waits_for_what_is_swapped_in(case: str, monkeypatch: pytest.M
         without_wait += not torch.equal(unknown, outputs[0])
     assert int(late.cache.misses) > 0
     assert without_wait  # the control
-
-
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-def test_a_graph_captured_once_serves_every_step() -> None:
-    """Scores, selection, copies and attention: the same bits from a graph replay as from single launches."""
-    shape = CASES["quest"][0]
-    first, second = (Pair(shape, 3, 4, None, full=False) for _ in range(2))
-    for pair in (first, second):
-        for _ in range(4):
-            pair.join()
-        pair.same()
-        pair.cache.index.nan_to_num_(0.5)
-    rows = rows_of([-1] * 6, [0] * 6)
-    q = torch.zeros(6, first.attention.heads, shape.head_dim, device=DEVICE)
-
-    kernels = {
-        id(pair): TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page_size)
-        for pair in (first, second)
-    }
-
-    def step(pair: Pair) -> tuple[Tensor, Tensor]:
-        ops = kernels[id(pair)]
-        chosen = ops.select_pages(0, ops.page_scores(0, q, rows), rows)
-        return chosen.pages, ops.attend(0, q, chosen.lists, rows)
-
-    # Compiles, and touches nothing: all rows are padding.
-    step(second)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step(second)
-    for turn in range(3):
-        seq_indices = [
-            seq_index
-            for seq_index in first.ends
-            if first.known.lengths[seq_index] + turn < first.ends[seq_index]
-        ]
-        assert seq_indices
-        rows.seq_indices.copy_(torch.tensor([*seq_indices, *[-1] * (6 - len(seq_indices))]))
-        positions = [first.known.lengths[seq_index] + turn for seq_index in seq_indices]
-        rows.positions.copy_(torch.tensor([*positions, *[0] * (6 - len(seq_indices))]))
-        q.copy_(random(*q.shape, seed=turn))
-        pages, attended = step(first)
-        graph.replay()
-        assert_same(captured[0], pages)
-        assert_same(captured[1][: len(seq_indices)], attended[: len(seq_indices)])
-        for name in RESIDENCY:
-            assert_same(getattr(second.cache, name), getattr(first.cache, name))
-    assert int(first.cache.misses) > 0

@@ -49,11 +49,6 @@ def test_all_products_of_a_step_are_computed_alike() -> None:
     assert StepProducts.of([layer(128, torch.float32)], on_hopper=True) == StepProducts(FEW, 0)
 
 
-def test_kernels_are_chained_as_far_as_products_are_ours() -> None:
-    assert StepProducts().chained_rows == FEW
-    assert StepProducts(1, MORE).chained_rows == MORE
-
-
 def noted(kernel: ModuleType, taken: list[ModuleType]) -> Callable[..., torch.Tensor]:
     multiply = kernel.multiply
 

@@ -95,38 +95,6 @@ def test_queries_and_keys_equal_pytorch(
     assert unchanged == (not rotated and norm == "none")
 
 
-def test_a_norm_over_all_heads_is_not_one_for_each() -> None:
-    weight = torch.ones(HEADS * HEAD_DIM, device=DEVICE)
-    qkv = random(ROWS, (HEADS + 2 * KV_HEADS) * HEAD_DIM, seed=11) * torch.arange(
-        1, 1 + (HEADS + 2 * KV_HEADS) * HEAD_DIM, device=DEVICE
-    )
-    before = qkv[:, : HEADS * HEAD_DIM].double()
-    slots = torch.full((ROWS,), -1, dtype=torch.int32, device=DEVICE)
-    layer = layer_of(weight, weight[: KV_HEADS * HEAD_DIM])
-    both()[0].rope_and_cache(layer, None, qkv, slots, random(1, 2, KV_HEADS, HEAD_DIM), slots)
-    expected = before * torch.rsqrt(before.square().mean(1, keepdim=True) + 1e-6)
-    torch.testing.assert_close(qkv[:, : HEADS * HEAD_DIM].double(), expected, **BOUNDS)
-
-
-def test_norms_of_single_heads_are_layer_norms_with_their_own_weights() -> None:
-    before = random(ROWS, (HEADS + 2 * KV_HEADS) * HEAD_DIM, seed=11) + 1
-    weights = random(HEADS, HEAD_DIM, seed=1), random(KV_HEADS, HEAD_DIM, seed=2)
-    slots = torch.full((ROWS,), -1, dtype=torch.int32, device=DEVICE)
-    found = []
-    for centred in (True, False):
-        qkv = before.clone()
-        ops = both(centred=centred)[0]
-        ops.rope_and_cache(layer_of(*weights), None, qkv, slots, random(1, 2, KV_HEADS, HEAD_DIM), slots)
-        found.append(qkv.unflatten(1, (-1, HEAD_DIM)).double())
-    heads = before.unflatten(1, (-1, HEAD_DIM)).double()
-    normed = torch.nn.functional.layer_norm(heads, (HEAD_DIM,), eps=1e-6)
-    expected = normed[:, : HEADS + KV_HEADS] * torch.cat(weights).double()
-    torch.testing.assert_close(found[0][:, : HEADS + KV_HEADS], expected, **BOUNDS)
-    torch.testing.assert_close(found[0][:, HEADS + KV_HEADS :], heads[:, HEADS + KV_HEADS :], atol=0, rtol=0)
-    # The control: RMS norms are others.
-    assert (found[1][:, : HEADS + KV_HEADS] - expected).abs().max() > 0.1
-
-
 def test_exact_gelu_equals_pytorch_wherever_it_is_computed() -> None:
     gate_up, x, weight = (
         random(ROWS, 2 * WIDTH, seed=6),
