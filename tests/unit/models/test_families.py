@@ -7,7 +7,6 @@ from transformers import AutoConfig
 
 from hiscore.models.config import Architecture, from_config
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES, family_of
-from hiscore.models.family import SANDWICH_NORMS
 from hiscore.models.support import unsupported
 from hiscore.models.text_towers import TEXT_TOWERS, text_config, text_tensor
 from tests.support import tiny_dsa, tiny_models
@@ -36,35 +35,6 @@ def test_every_family_is_compared_with_transformers() -> None:
     towers = {str(config["model_type"]) for config in configs} - set(DECODER_FAMILIES)
     assert towers == set(TEXT_TOWERS)
     assert {family for family, _ in tiny_dsa.FAMILIES.values()} == set(DSA_FAMILIES)
-
-
-def test_only_decoder_families_have_keys_for_every_head() -> None:
-    assert {family.selectors for family in DECODER_FAMILIES.values()} == {("auto", "quest", "dense")}
-    assert {family.selectors for family in DSA_FAMILIES.values()} == {("dsa", "dense")}
-
-
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"])
-def test_what_tells_the_first_families_apart(model_type: str) -> None:
-    gemma = {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 100}
-    if model_type == "gemma2":
-        gemma["attn_logit_softcapping"] = 2.0
-    is_gemma = model_type.startswith("gemma")
-    a = architecture(model_type, **(gemma if is_gemma else {}))
-    assert (a.norm_plus_one, a.family.norms == SANDWICH_NORMS) == (is_gemma, is_gemma)
-    assert a.qk_norm == (model_type in ("qwen3", "gemma3_text"))
-    assert (a.qkv_bias, a.output_bias) == (model_type == "qwen2", False)
-    assert a.embedding_scale == (8.0 if is_gemma else 1.0)
-    assert a.attention_scale == pytest.approx(0.1 if is_gemma else HEAD_DIM**-0.5)
-    assert a.attention_soft_cap == (2.0 if model_type == "gemma2" else None)
-    assert a.logit_soft_cap == (3.0 if is_gemma else None)
-    assert a.activation == ("gelu_pytorch_tanh" if is_gemma else "silu")
-    # Only Gemma 3 rotates layers with a window in another way than those without.
-    assert (True in a.rope_kinds) == (model_type != "gemma3_text")
-
-
-def test_a_config_may_ask_for_biases() -> None:
-    a = architecture("llama", attention_bias=True, mlp_bias=True)
-    assert (a.qkv_bias, a.output_bias, a.mlp_bias) == (True, True, True)
 
 
 def test_a_qwen2_has_the_same_biases_whatever_its_config_says() -> None:

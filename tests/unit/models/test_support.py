@@ -27,13 +27,6 @@ DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v32", "architectures": ["Dee
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
 
 
-def test_every_family_is_served() -> None:
-    assert unsupported(LLAMA) is None
-    gemma = {"model_type": "gemma2", "architectures": ["Gemma2ForSequenceClassification"]}
-    assert unsupported(gemma | {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu"}) is None
-    assert unsupported(LLAMA | {"rope_scaling": {"rope_type": "llama3"}}) is None
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -47,6 +40,14 @@ def test_every_family_is_served() -> None:
         ({"hidden_act": "relu"}, "activation 'relu' is none of silu,"),
         ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is none of default,"),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope type 'longrope'"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "dynamic"}},
+            "rope type 'dynamic' is none of default,",
+        ),
+        ({"rope_scaling": {"rope_type": "dynamic", "type": "default"}}, "rope type 'dynamic'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
+        ({"rope_parameters": {"full_attention": {}}}, "its kinds of layers"),
         ({"use_bidirectional_attention": True}, "both directions"),
         ({"is_causal": False}, "is_causal is False: it attends in both directions"),
         ({"is_causal": None}, "is_causal is None"),

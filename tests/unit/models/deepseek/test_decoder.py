@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from hiscore.layers.weights import Experts
 from hiscore.models.deepseek import indexer, mla
@@ -115,26 +114,6 @@ def test_every_token_matches_transformers(
     assert largest_error(in_chunks(decoder, prompts(), chunk), expected) < (
         exact(name) if dtype == torch.float64 else SINGLE
     )
-
-
-@pytest.mark.parametrize("name", tiny_dsa.FAMILIES)
-def test_decoding_matches_transformers_cached_decode(checkpoint: Any, truth: Any, name: str) -> None:
-    """Greedy, each following its own tokens: prefill of 12, then 30 steps, across the top-k of 16."""
-    model, decoder = truth(name, torch.float64), DsaDecoder(checkpoint(name), CPU, torch.float64)
-    (ids,) = [ids[:12] for ids in prompts()[:1]]
-    kept, new, expected = DynamicCache(config=model.config), ids, []
-    staged, slots, found, mine = staged_for(decoder), torch.randperm(SLOTS)[:42], [], ids
-    with torch.inference_mode():
-        for _ in range(31):
-            logits = model(new[None], past_key_values=kept, use_cache=True).logits[0, -1]
-            expected.append(logits)
-            new = logits.argmax()[None]
-    start = 0
-    for _ in range(31):
-        logits = run(decoder, staged, [(mine, slots, start, len(mine))])[0][-1]
-        found.append(logits)
-        start, mine = len(mine), torch.cat((mine, logits.argmax()[None]))
-    assert largest_error(found, expected) < exact(name)
 
 
 def test_the_tokens_beyond_top_k_matter(checkpoint: Any, truth: Any) -> None:

@@ -93,6 +93,10 @@ def test_a_plain_config_is_served() -> None:
         ({"num_attention_heads": 8, "num_key_value_heads": 2}, "num_key_value_heads 2"),
         ({"scoring_func": "softmax"}, "scoring_func 'softmax'"),
         ({"topk_method": "greedy"}, "topk_method 'greedy'"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ({"rope_interleave": False}, "rope_interleave is False"),
+        ({"indexer_rope_interleave": "other"}, "indexer_rope_interleave is other"),
+        ({"quantization_config": {"quant_method": "fp8", "scale_fmt": "int8"}}, "scale_fmt 'int8'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic'"),
     ],
 )

@@ -16,16 +16,11 @@ from hiscore.layers.weights import Experts, Linear, Mlp
 from hiscore.models.deepseek.config import read_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.loader import load_weights
-from hiscore.models.deepseek.sharding import of_rank, share_of
 from hiscore.models.deepseek.weights import DsaWeights
-from hiscore.models.errors import UnsupportedCheckpoint
-from hiscore.models.planned_weights import planned_bytes
-from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.shard import WHOLE, Shard
 from tests.support import dsa_rank_work, published_dsa, tiny_dsa
 from tests.support.tiers import first_of
-from tests.support.weights import held
 
 pytestmark = pytest.mark.slow
 
@@ -125,39 +120,6 @@ def test_a_rank_s_share_is_a_part_of_the_whole(published: Path, ranks: int) -> N
     assert torch.equal(torch.cat([share.head for share in shares]), truth.head)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_holds_the_bytes_that_are_planned(published: Path, ranks: int) -> None:
-    architecture, _ = read_architecture(published)
-    for rank in range(ranks):
-        shard = Shard(rank, ranks)
-        loaded = sum(held(weights(published, False, shard)).values())
-        planned = weight_bytes(published, 4, partial(share_of, a=architecture, shard=shard))
-        assert planned == loaded
-        # Control: an even share of all weights.
-        assert loaded > 1.05 * weight_bytes(published, 4) / ranks
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_rank_keeps_in_fp8_the_bytes_that_are_planned(tmp_path: Path, ranks: int) -> None:
-    """A quarter of 320 neurons begins inside a block, at the 80th: no product takes its blocks of 16 columns."""
-    sizes = SIZES | {"intermediate_size": 320}
-    checkpoint, _ = published_dsa.make("deepseek-experts", tmp_path, **sizes)
-    architecture, _ = read_architecture(checkpoint)
-    for rank in range(ranks):
-        load = partial(
-            load_weights,
-            checkpoint,
-            architecture,
-            dtype=torch.float32,
-            keeps_fp8=True,
-            shard=Shard(rank, ranks),
-        )
-        loaded = load(CPU)
-        down = cast(Mlp, loaded.layers[0].mlp).down
-        assert isinstance(down, Linear if ranks == 4 else ScaledLinear)
-        assert planned_bytes(load) == sum(held(loaded).values())
-
-
 def check_mlp(parts: list[Mlp], whole: Mlp | None) -> None:
     assert whole is not None
     halves = [dense(part.gate_up).chunk(2) for part in parts]
@@ -204,9 +166,3 @@ def test_but_for_rounded_activations_fp8_computes_the_same(
     assert (dsa_rank_work.hidden_of(kept, IDS) - expected).abs().max() > 1000 * NEAR
     monkeypatch.setattr(scaled_fp8, "multiply", lambda x, *weight: x @ scaled_fp8.dequantise(*weight).T)
     assert (dsa_rank_work.hidden_of(kept, IDS) - expected).abs().max() < NEAR
-
-
-def test_what_cannot_be_divided_is_refused(published: Path) -> None:
-    architecture, _ = read_architecture(published)
-    with pytest.raises(UnsupportedCheckpoint, match="TENSOR_PARALLEL is 3, which does not divide num_att"):
-        of_rank(architecture, Shard(0, 3))

@@ -91,13 +91,6 @@ def test_a_wrong_scale_shows(scheme: str, tmp_path: Path) -> None:
     assert (found - load_file(dense / "model.safetensors")[NAME]).abs().max() > 1e-3
 
 
-def test_what_was_dequantised_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint, _ = written("gptq", tmp_path)
-    with caplog.at_level(logging.INFO):
-        load_decoder_scorer(checkpoint, "cpu", "float32", 64)
-    assert "dequantised gptq weights while loading: 0 MiB became 0 MiB of float32" in caplog.text
-
-
 @pytest.mark.parametrize("scheme", ["fp8-channel", "fp8-block-32", "compressed-fp8-tensor"])
 def test_projections_stay_in_fp8_where_they_are_and_nothing_else_does(
     scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
