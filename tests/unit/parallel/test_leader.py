@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -146,19 +145,6 @@ def test_a_group_that_is_gone_writes_to_no_file_of_others(tmp_path: Path) -> Non
     gc.collect()
     assert {os.fstat(file).st_size for file in files} == {0}
     _close(files)
-
-
-def test_ranks_that_live_are_not_taken_for_lost() -> None:
-    """The control: over a time in which a silent rank would be noticed twice, in idleness and in work."""
-    ended = threading.Event()
-    with Ranks([CPU] * 2, end=ended.set) as ranks:
-        ranks.do(partial(rank_work.exchange, mine=1))  # which imports
-        ranks.started()
-        until = time.monotonic() + 7
-        while time.monotonic() < until:
-            ranks.do(partial(rank_work.exchange, mine=1))
-            time.sleep(1)
-        assert not ended.is_set()
 
 
 @pytest.mark.parametrize("which", first_of(0, 1))

@@ -30,14 +30,6 @@ def test_graphs_fit_every_number_of_rows_with_little_padding() -> None:
     assert capture_sizes(100)[-1] >= 100
 
 
-def test_graphs_are_captured_in_steps_of_an_eighth() -> None:
-    assert capture_sizes(1) == capture_sizes(128) == [128]
-    assert capture_sizes(129) == [128, 192]
-    sizes = capture_sizes(2_048)
-    assert sizes[:15] == [64 * n for n in range(2, 17)]
-    assert sizes[15:] == [1_152, 1_280, 1_408, 1_536, 1_664, 1_792, 1_920, 2_048]
-
-
 @pytest.mark.parametrize("layers", [1, 2, 28, 36, 80])
 def test_slices_are_of_equal_length_and_none_is_longer_than_another_forward(layers: int) -> None:
     """All layers, in order; few rows are launched at once."""
