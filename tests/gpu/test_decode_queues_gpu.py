@@ -16,52 +16,8 @@ from hiscore.decoding.worker.step_runner import StepOutputs
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_worker import TINY
 from tests.support.decoding import greedy
-from tests.support.offload_load import Load, Run
-from tests.support.queue_mutations import Kind, Mutated
-from tests.support.tensor_memory import TensorMemory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
-
-# More than 1 ms: longer than the host takes to launch a step of the load, which is what makes queues fall behind.
-SLOW = 2_500_000
-DELAYS = {
-    "copies slow": {Queue.COMPUTE: 0, Queue.OFFLOAD: SLOW, Queue.RESTORE: SLOW},
-    "compute slow": {Queue.COMPUTE: SLOW, Queue.OFFLOAD: 0, Queue.RESTORE: 0},
-}
-WIDTHS = [3, 1]
-
-
-class Queues(Mutated, TensorMemory, CudaQueues):
-    """CUDA queues and memory, one kind of call left out."""
-
-
-def run(load: Load, delay: str, drop: Kind | None = None) -> Queues:
-    device = torch.device("cuda")
-    on = Queues(device, DELAYS[delay], device)
-    on.drop = drop
-    torch.cuda.synchronize()
-    Run(load, on).run()
-    return on
-
-
-def loads(width: int) -> list[Load]:
-    # The latter two restore sequences into staging that forwards still read.
-    return [
-        Load(page, width, seed, steps)
-        for page, seed, steps in ((1, 1, 20), (4, 4, 20), (4, 9, 20), (4, 5, 40))
-    ]
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_right_with_all_waits_and_wrong_without_any_one(width: int) -> None:
-    runs = [(load, delay) for load in loads(width) for delay in DELAYS]
-    kinds: set[Kind] = set()
-    for load, delay in runs:
-        on = run(load, delay)
-        assert not on.faults
-        kinds |= set(on.calls)
-    assert len(kinds) >= 11
-    assert {kind for kind in kinds if not any(run(*x, drop=kind).faults for x in runs)} == set()
 
 
 class Sleeping:

@@ -186,18 +186,6 @@ def test_cache_hits_change_no_score_and_freed_pages_are_never_read(
     np.testing.assert_array_equal(fresh.scores, first.scores)
 
 
-def test_what_shares_the_batch_changes_little(checkpoints) -> None:
-    """Not bit for bit: a product of other dimensions may add up in another order. Within the contract's bound."""
-    scorer = load_decoder_scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 16_384, query_cache_bytes=0)
-    rng = np.random.default_rng(6)
-    call = random_tokens(rng, 120, [180] * 10, VOCABULARY)
-    options = ScoreOptions(apply_softmax=True)
-    alone = score(scorer, [call], options)[0]
-    np.testing.assert_array_equal(score(scorer, [call], options)[0], alone)
-    others = [random_tokens(rng, 120, [180] * 10, VOCABULARY) for _ in range(5)]
-    np.testing.assert_allclose(score(scorer, [*others, call], options)[-1], alone, atol=5e-3, rtol=0)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_that_share_a_query_score_as_alone(family: str, checkpoints) -> None:
     """Packed as one prompt, cached or not: the contract allows 5e-3 in bfloat16."""

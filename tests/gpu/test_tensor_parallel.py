@@ -93,16 +93,6 @@ def test_sums_maxima_and_parts_are_those_of_all_ranks(ranks: Ranks) -> None:
     assert parts.tolist() == [[1.0, 1.0, 2.0, 2.0]] * 3
 
 
-@pytest.mark.parametrize("lacking", [(), (0,), (1,), (0, 1)])
-@pytest.mark.parametrize("without_rows", [(), (1,)])
-def test_both_prefill_by_flashinfer_or_none_does(
-    lacking: tuple[int, ...], without_rows: tuple[int, ...], ranks: Ranks
-) -> None:
-    """Over rows, too: a rank alone would wait for the others in another graph."""
-    used = ranks.do(partial(decode_rank_work.agreed, lacking=lacking, without_rows=without_rows))
-    assert used == [[not lacking, not lacking and not without_rows]] * 2
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_equals_one_gpu(family: str, ranks: Ranks, tmp_path: Path) -> None:
     compare(tiny_models.make(family, tmp_path), ranks)
