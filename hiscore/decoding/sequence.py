@@ -50,11 +50,10 @@ class DecodeCall:
 
     Attributes:
         prompt: int32 [n], at least one token.
-        params: How to sample, and when to stop.
-        deadline: When it must have ended, in seconds of the monotonic clock.
-        start_by: When it must have left the queue, on the same clock.
-        arrived: When it came, on the same clock.
-        grammar: What its text must match; None: any text.
+        deadline: Time at which it must have ended, in seconds of the monotonic clock.
+        start_by: Time at which it must have left the queue, on the same clock.
+        arrived: Time of its arrival, on the same clock.
+        grammar: Grammar of its text; None: any text.
         mask: The grammar's first.
     """
 
@@ -72,8 +71,6 @@ class Output:
     """New tokens and text of a sequence.
 
     Attributes:
-        token_ids: New tokens.
-        text: New text.
         finish_reason: "" until the last output, then "stop", "length" or "cancelled".
         usage: Tokens so far: of the prompt, of these from the prefix cache, of the output.
         matched_stop: The stop string that ended it; empty if something else did.
@@ -145,7 +142,6 @@ class Sequence:
     """A call, what it holds, and how far it has come.
 
     Attributes:
-        call: The request.
         reply_to: Passed through: the engine's caller knows the sequence by it.
         stop_checker: Decides when the sequence ends, and which text may be sent until then.
         held: Pages; written by the pools.
@@ -153,10 +149,10 @@ class Sequence:
         status: Written by `Queues`.
         prefilled: Prompt tokens launched.
         sampled: Tokens sampled by launches, including those still in flight.
-        read: Of these, those that have been read.
+        read: Sampled tokens that have been read.
         output_ids: Generated tokens, as they were sent.
         replayed: After a loss of pages, so many of `output_ids` are fed once more, and not sent again.
-        furthest: Tokens before the sequence went back, at most: what its places in windowed layers may hold.
+        furthest: Most tokens before the sequence went back: its places in windowed layers may hold these.
         in_flight: Launches that have not been read.
         ended: The last output is out: tokens still in flight are dropped.
         has_failed: The model or the device failed: nothing of the sequence is used again.
@@ -167,7 +163,6 @@ class Sequence:
         is_indexed: All of the prompt is on the host, and in the index and the dense layers.
         is_published: The prompt's blocks can be found by others.
         hashes: Hashes of the blocks of tokens, as far as they were needed.
-        cached_tokens: Prompt tokens that were found in the prefix cache.
         mask: Tokens that the grammar allows next; None while that is not known.
         is_counted: The tokens are counted on the device, for penalties.
         has_left_queue: The prefill has begun; written by `Times`.
@@ -210,7 +205,7 @@ class Sequence:
 
     @property
     def waits_for_mask(self) -> bool:
-        """Return whether it must sit out a step: see `hiscore.decoding.engine.masks`."""
+        """Return whether the sequence must sit out a step (`hiscore.decoding.engine.masks`)."""
         return self.call.grammar is not None and self.mask is None and self.sampled >= self.replayed
 
     @property
@@ -230,7 +225,6 @@ class Sequence:
 
     @property
     def usage(self) -> tuple[int, int, int]:
-        """Tokens so far; see `Output.usage`."""
         return len(self.call.prompt), self.cached_tokens, self.num_output_tokens
 
     @property
@@ -239,7 +233,7 @@ class Sequence:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that it may still generate."""
+        """Tokens that may still be generated."""
         return self.call.params.max_tokens - self.sampled
 
     @property
@@ -247,25 +241,19 @@ class Sequence:
         return self.call.params.sparse and not self.resident
 
     def steps_beyond(self, tokens: int) -> int:
-        """Steps that it repeats if only its first tokens are left."""
+        """Count the steps to repeat if only so many first tokens are left."""
         return max(0, self.length - max(tokens, len(self.call.prompt)))
 
     def use_mask(self) -> None:
-        """Record the launch that samples its newest token: the mask serves for no other, and penalties count it.
-
-        What is sampled while it is replayed is not counted: its history is then counted anew.
-        """
+        """Record the launch of the newest token, unless it is replayed: the mask is used, and it is counted."""
         if not self.replays(self.length):
             self.mask = None
             self.is_counted = self.call.params.has_penalty
 
     def go_back(self, tokens: int) -> None:
-        """Only its first tokens are left: the others are computed again as they were.
+        """Keep only the first tokens, all of the prompt and perhaps more, or 0; the others are computed again.
 
-        A prompt by prefill and then step by step: so it goes on with the same keys and values, to the bit.
-
-        Args:
-            tokens: All of its prompt and perhaps more, or 0.
+        The prompt is repeated by prefill and the rest step by step, so keys and values are the same, to the bit.
         """
         if tokens >= self.length:
             return

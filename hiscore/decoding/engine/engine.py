@@ -34,14 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InFlight:
-    """A step or a prefill that is being computed.
-
-    Attributes:
-        launched: Gives the result.
-        sequences: All of its sequences.
-        sampled: Those for which the result has a token, in its order.
-        prompt_tokens: Tokens that it prefills; 0 for a step.
-    """
+    """A step, without prompt tokens, or a prefill in flight; its result has a token for each of `sampled`."""
 
     launched: PendingForward
     sequences: list[Sequence]
@@ -63,16 +56,12 @@ class DecodeEngine:
     """Runs calls concurrently.
 
     Args:
-        worker: The device side.
-        detokenizer: Makes one for a sequence, which skips special tokens or not; None without a tokenizer.
-        eos_ids: Tokens that end a sequence unless it ignores them.
+        detokenizer: Makes a detokenizer, which skips special tokens or not; None without a tokenizer.
         max_queue: Calls that may wait.
         emit: Gets the outputs of each sequence, the last with a finish reason, or an error instead. Called on the
             engine's thread: it must not block or raise.
         on_failure: Called with what the worker raised, before the sequences concerned are told.
         on_death: Called after them, if the engine cannot go on.
-        preemption_policy: When a sequence that waits may preempt one that runs.
-        board: See `Inbox`.
 
     Example:
         With `worker`, any device side, and `outputs`, a list:
@@ -112,14 +101,10 @@ class DecodeEngine:
         self._thread.start()
 
     def submit(self, call: DecodeCall, reply_to: Any) -> None:
-        """Queue a call, from any thread.
-
-        Args:
-            call: What to run.
-            reply_to: By which `emit` and `cancel` will know the sequence.
+        """Queue a call, from any thread; `emit` and `cancel` know its sequence by `reply_to`.
 
         Raises:
-            RequestError: It could never fit (INVALID_ARG), or there is no room for it now (UNAVAILABLE).
+            RequestError: The call could never fit (INVALID_ARG), or there is no room for it now (UNAVAILABLE).
         """
         call = fill_max_tokens(call, self._cache_config)
         check_fits(call, self._cache_config)
@@ -140,7 +125,7 @@ class DecodeEngine:
         self._masks.close()
 
     def stats(self) -> EngineStats:
-        """Statistics so far, from any thread."""
+        """Return the statistics so far, from any thread."""
         stats = self._tally.snapshot(self._scheduler, self._cache_config)
         return replace(stats, full=self._inbox.num_refused)
 
@@ -172,13 +157,7 @@ class DecodeEngine:
             in_flight = launched
 
     def _launch(self, schedule: Schedule) -> list[InFlight]:
-        """Launch an iteration, the step first: running sequences wait for nobody who starts.
-
-        A launch that fails ends the sequences that it was for, and nothing else.
-
-        Returns:
-            The step and the prefill, as far as there are any: their results have yet to be read.
-        """
+        """Launch an iteration, the step first, which no prefill delays. A failure ends its own sequences only."""
         launched: list[InFlight] = []
         for release in schedule.releases:
             self._worker.release(release.seq_index, release.host, release.device)
@@ -211,7 +190,7 @@ class DecodeEngine:
         return launched
 
     def _receive(self, poll: bool) -> bool:
-        """Take in new calls, cancellations and timeouts; False if there is nothing left to do, ever."""
+        """Take in new calls, cancellations and timeouts; return False once nothing is left to do, ever."""
         if (taken := self._inbox.take(self._scheduler.idle, poll)) is None:
             return False
         arrived, cancelled = taken
@@ -293,7 +272,7 @@ class DecodeEngine:
         self._emit(sequence.reply_to, last)
 
     def _text_left(self, sequence: Sequence) -> str:
-        """The text still held back; none if it cannot be made, which must not end the others."""
+        """Return the text still held back, or none if it cannot be made: that must not end other sequences."""
         try:
             return sequence.stop_checker.flush()
         except Exception as error:
@@ -303,7 +282,7 @@ class DecodeEngine:
 
     @contextmanager
     def _fail_only(self, sequences: list[Sequence], launching: bool = False) -> Iterator[None]:
-        """An exception inside ends these sequences only; `launching`: they were counted as in flight too early."""
+        """Let an exception inside end these sequences only; `launching` takes them out of those in flight."""
         try:
             yield
         except Exception as error:
@@ -318,7 +297,6 @@ class DecodeEngine:
                     self._end(sequence, answer)
 
     def _fail_each(self, failed: list[tuple[Sequence, Exception]]) -> None:
-        """End sequences, each with its own error."""
         for sequence, error in failed:
             with self._fail_only([sequence]):
                 raise error

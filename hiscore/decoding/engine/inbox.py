@@ -19,10 +19,9 @@ WAITING_LOAD = 4
 
 
 class Inbox:
-    """Thread-safe, and bounded.
+    """A bounded, thread-safe queue.
 
     Args:
-        max_queue: Calls that may wait.
         startable: Calls that can start at once, and so do not count as waiting.
         board: Shows the loads of the model's instances; None: there is no other.
     """
@@ -78,15 +77,11 @@ class Inbox:
             self._changed.notify_all()
 
     def take(self, idle: bool, poll: bool) -> tuple[list[Sequence], list[Any]] | None:
-        """Take everything that has been queued.
+        """Take new sequences, and each `reply_to` to cancel; return None once nothing will ever come.
 
         Args:
-            idle: The engine holds nothing: block until there is something.
-            poll: It only waits for offloads to complete: block for `POLL_S` at most.
-
-        Returns:
-            New sequences, and each `reply_to` whose sequence is to be cancelled. None if the engine is idle, the
-            inbox closed and empty: nothing will come any more.
+            idle: The engine holds nothing, so block until something comes.
+            poll: The engine only waits for offloads to complete, so block for `POLL_S` at most.
         """
         with self._changed:
             if idle:
@@ -104,12 +99,11 @@ class Inbox:
         """Set how many more calls may come, and publish the load.
 
         Args:
-            waiting: Calls that the scheduler has waiting.
-            startable: Those that it could start now.
-            running: Those that it runs, and a fraction for what they hold: of two instances that run as many, the
-                next call goes to the one with more memory.
-            preempted: Of those that have started, how many wait. They keep places in the queue: else each call
-                that preempts one would make room for another, and with ever more to take turns none would end.
+            startable: Calls that the scheduler could start now.
+            running: Running calls, and a fraction for the memory that they hold: of two instances that run as
+                many, the one with more memory left gets the next call.
+            preempted: Preempted calls, which keep places in the queue: otherwise each call that preempts one would
+                make room for another, and with ever more of them none would end.
         """
         with self._changed:
             self._room = self._max_queue + startable - waiting - preempted - len(self._calls)
@@ -122,14 +116,14 @@ class Inbox:
         self._board.publish(load if self._room > 0 else math.inf)
 
     def fail(self) -> list[Sequence]:
-        """Refuse all further calls; returns those that have not been taken."""
+        """Refuse all further calls, and return those that have not been taken."""
         with self._changed:
             self._dead = True
             return self._calls
 
 
 class Deadlines:
-    """The times of all calls, in seconds of the monotonic clock, and some of calls that have ended."""
+    """Deadlines of all live calls, and of some that have ended, in seconds of the monotonic clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []  # with the id of reply_to
@@ -141,11 +135,11 @@ class Deadlines:
                 self.watch(at, id(sequence.reply_to))
 
     def watch(self, at: float, key: int) -> None:
-        """Look at a call again at a time. key: the id of its reply_to."""
+        """Look at a call again at a time; `key` is the id of its reply_to."""
         heapq.heappush(self._heap, (at, key))
 
     def expired(self, now: float, live: Mapping[int, Sequence]) -> Iterator[tuple[Sequence, RequestError]]:
-        """Calls that are late, with their errors. live: sequences by the id of reply_to."""
+        """Yield late calls with their errors; `live` has the sequences by the id of reply_to."""
         while self._heap and self._heap[0][0] <= now:
             sequence = live.get(heapq.heappop(self._heap)[1])
             if sequence is None:

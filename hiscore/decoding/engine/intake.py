@@ -1,4 +1,4 @@
-"""From a request to a validated call: a prompt in ids or in text, its parameters, its deadlines.
+"""Reads a request into a validated call: a prompt in ids or in text, its parameters, its deadlines.
 
 Encoding a large text takes seconds, and compiling a grammar may take some, so a separate thread does that.
 """
@@ -30,17 +30,7 @@ MAX_LARGE = 16
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """A request as it was sent.
-
-    Attributes:
-        input_ids: int32 [n], or None if not sent.
-        text: Valid Unicode, or None if not sent.
-        params: Validated.
-        deadline: See `DecodeCall`.
-        start_by: See `DecodeCall`.
-        shape: What its responses hold beyond text and ids.
-        arrived: See `DecodeCall`.
-    """
+    """A request as it was sent: int32 ids or valid Unicode, valid parameters, and the times of a `DecodeCall`."""
 
     input_ids: Int32 | None
     text: str | None
@@ -53,14 +43,7 @@ class DecodeRequest:
 
 @dataclass(frozen=True)
 class PromptReader:
-    """Turns prompts into validated token ids.
-
-    Attributes:
-        facts: Gives the size of the vocabulary.
-        tokenizer: None where the checkpoint has none: then ids only.
-        max_text_bytes: Largest text, in bytes of UTF-8.
-        grammars: None without a tokenizer.
-    """
+    """Turns prompts, text of at most `max_text_bytes` of UTF-8, into ids; without a tokenizer reads ids only."""
 
     facts: CheckpointFacts
     tokenizer: TextTokenizer | None
@@ -68,17 +51,7 @@ class PromptReader:
     grammars: GrammarCompiler | None = None
 
     def read(self, input_ids: Int32 | None, text: str | None, params: SamplingParams) -> Int32:
-        """Validate ids, or encode text as the checkpoint's tokenizer does. Text is never truncated.
-
-        Whether the length fits is checked by the engine.
-
-        Args:
-            input_ids: int32 [n], or None if not sent.
-            text: Valid Unicode, or None if not sent.
-            params: Stop strings need a tokenizer.
-
-        Returns:
-            int32 [n], a copy.
+        """Validate ids, int32 [n], or encode valid Unicode, never truncated; the engine checks the length.
 
         Raises:
             RequestError: Both inputs or neither, no token, ids out of the vocabulary, text or stop strings without
@@ -95,7 +68,7 @@ class PromptReader:
         return self._check_ids(input_ids) if text is None else self._encode(text, params.add_special_tokens)
 
     def compile(self, params: SamplingParams) -> GrammarMatcher | None:
-        """The grammar of the request's text; None if it has none.
+        """Compile the grammar of the request's text; None if it has none.
 
         Raises:
             RequestError: There is no tokenizer, or the grammar cannot be used.
@@ -140,11 +113,7 @@ class RequestIntake:
     """Reads requests and passes each, with its `reply_to`, to `submit`, or with the error to `refuse`.
 
     Both are called on the thread that calls `accept`, or for a large text or a grammar on a separate thread.
-
-    Args:
-        prompts: Reads the prompts.
-        submit: Takes a validated call; may raise `RequestError`.
-        refuse: Takes the error of a request that cannot be served.
+    `submit` may raise `RequestError`, which then goes to `refuse`.
     """
 
     def __init__(
@@ -161,7 +130,7 @@ class RequestIntake:
         self._thread.start()
 
     def accept(self, request: DecodeRequest, reply_to: Any) -> None:
-        """Never blocks for long, never raises."""
+        """Read a request now, or queue it to be read; never block for long, and never raise."""
         is_large = request.text is not None and len(request.text) > LARGE_CHARACTERS
         if not (is_large or request.params.has_grammar):
             self._read(request, reply_to)

@@ -16,7 +16,7 @@ MAX_THREADS = 8
 
 
 class MaskThreads:
-    """Used by the engine's thread alone. wake: called on another thread when a mask is there."""
+    """Computes masks for the engine's thread alone; `wake` is called on another thread when a mask is there."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -31,7 +31,7 @@ class MaskThreads:
             self._pending.append((sequence, future))
 
     def collect(self) -> list[tuple[Sequence, Exception]]:
-        """Give sequences the masks that are there; returns those whose grammar has failed."""
+        """Give sequences the masks that are there, and return the sequences whose grammar has failed."""
         failed = []
         pending, self._pending = self._pending, []
         for sequence, future in pending:

@@ -28,7 +28,7 @@ MAX_POLLED = 64
 
 
 def unchanged(outputs: Outputs) -> Outputs:
-    """The outputs that every stream has."""
+    """Return the outputs that every stream has."""
     return outputs
 
 
@@ -37,11 +37,9 @@ class ResponseStream:
     """Identifies a stream outside of the sender's thread, which alone may touch its fields.
 
     Attributes:
-        reply_to: Where its responses go. None after the last: Triton does not unload a model while anything refers
-            to a response sender.
-        pending: Outputs not yet sent.
-        error: Ends the stream after them.
-        cancelled: The caller has cancelled, and is not polled again.
+        reply_to: Gets the responses. None after the last: Triton does not unload a model while anything refers to
+            a response sender.
+        error: Ends the stream after the pending outputs.
         whole: Everything is sent in one response, at the end.
         shape: Makes the tensors of a response of those that every stream has.
     """
@@ -55,12 +53,12 @@ class ResponseStream:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to send now."""
+        """Return whether there is something to send now."""
         return self.complete or bool(self.pending and not self.whole)
 
     @property
     def complete(self) -> bool:
-        """Whether its last output, or its error, is pending."""
+        """Return whether the stream's last output, or its error, is pending."""
         return bool(self.error or (self.pending and self.pending[-1].finish_reason))
 
 
@@ -71,7 +69,6 @@ class ResponseSender:
 
     Args:
         send: Sends one response, `(reply_to, outputs or error, last)`; returns whether the stream is still open.
-        is_cancelled: Whether the caller behind a `reply_to` has cancelled.
         cancel: Called with a stream whose caller has cancelled, repeatedly until its last output comes, which is
             expected nevertheless; and with one that ends early since a response cannot be made.
     """
@@ -92,13 +89,13 @@ class ResponseSender:
     def open(
         self, reply_to: Any, whole: bool = False, shape: Callable[[Outputs], Outputs] = unchanged
     ) -> ResponseStream:
-        """Begin a stream. From now on its caller is polled. whole, shape: see `ResponseStream`."""
+        """Begin a stream, whose caller is polled from now on."""
         stream = ResponseStream(reply_to, whole=whole, shape=shape)
         self._queue.put((stream, None))
         return stream
 
     def put(self, stream: ResponseStream, output: Output | RequestError) -> None:
-        """Queue the next output of a stream. An error is its last; what follows the last is dropped."""
+        """Queue the next output of a stream. An error is its last; later ones are dropped."""
         self._queue.put((stream, output))
 
     def close(self) -> None:
@@ -171,7 +168,7 @@ class ResponseSender:
                 self._try(self._cancel, stream)
 
     def _try(self, call: Callable[..., Any], *arguments: Any) -> bool:
-        """What a call returns; False if it raises. One stream's error must not end the thread that serves all."""
+        """Call, and return False on an error: that of one stream must not end the thread that serves all."""
         try:
             return bool(call(*arguments))
         except Exception:
@@ -180,7 +177,7 @@ class ResponseSender:
 
 
 def join(outputs: Sequence[Output]) -> Outputs:
-    """Consecutive outputs of a stream as the tensors of one response.
+    """Join consecutive outputs of a stream into the tensors of one response.
 
     Returns:
         ids int32 [n]; text, reason and stop string [1]; usage int32 [3]; log-probabilities float32 [n], with ids

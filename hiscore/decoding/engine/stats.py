@@ -45,33 +45,9 @@ GAUGES = {
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters, then gauges.
+    """Counters and gauges of an engine, explained by `COUNTERS` and `GAUGES`.
 
-    Attributes:
-        steps: Decode steps.
-        tokens: Tokens sent.
-        prompt_tokens: Tokens prefilled.
-        step_seconds: Time of steps on the device.
-        backed_up_tokens: Tokens offloaded to the host.
-        hits: Selected pages found on the device, per layer, row and head.
-        misses: Those that were not.
-        swap_in_rows: Tokens copied in for the misses.
-        captured: Sum of the selected attention mass.
-        captured_rows: Number of rows summed.
-        cached_tokens: Prompt tokens found in the prefix cache.
-        cached_on_device: Of these, tokens that were still on the device.
-        prefix_hits: Prompts of which a part was found.
-        preemptions: Sequences preempted.
-        full: Calls rejected because the queue was full.
-        late: Calls that timed out in the queue.
-        cancelled: Calls cancelled in the queue.
-        waiting: Calls in the queue.
-        prefilling: Sequences being prefilled or resumed.
-        running: Sequences in every step.
-        preempted: Sequences waiting to be resumed.
-        backup_lag: Tokens whose offload is in flight.
-        host_rows: Tokens allocated in the host pool.
-        device_rows: Tokens allocated in device buffers.
+    `full`, `late` and `cancelled` count calls rejected by a full queue, timed out in it, and cancelled in it.
     """
 
     steps: int = 0
@@ -107,13 +83,7 @@ class Tally:
     total: EngineStats = field(default_factory=EngineStats)
 
     def add(self, result: ForwardResult, cache_config: CacheConfig, tokens: int, prompt_tokens: int) -> None:
-        """Count a launch.
-
-        Args:
-            cache_config: Gives the tokens of a page.
-            tokens: Tokens sent from it.
-            prompt_tokens: Tokens that it prefilled; 0 for a decode step.
-        """
+        """Count a launch: tokens sent from it, and tokens that it prefilled, 0 for a decode step."""
         t, is_step = self.total, not prompt_tokens
         self.total = replace(
             t,
@@ -135,7 +105,7 @@ class Tally:
         self.total = replace(self.total, **{reason: getattr(self.total, reason) + 1})
 
     def snapshot(self, scheduler: Scheduler, cache_config: CacheConfig) -> EngineStats:
-        """The counters, and the scheduler's current state."""
+        """Return the counters, and the scheduler's current state."""
         blocks = scheduler.blocks
         return replace(
             self.total,
@@ -154,14 +124,7 @@ class Tally:
 
 
 class StatsFeed:
-    """Exports an engine's statistics.
-
-    Args:
-        stats: The statistics so far.
-        add: Raises counters, by name.
-        set_to: Sets gauges, by name.
-        count_rejections: Raises the counter of rejected calls: the reason, and how many.
-    """
+    """Exports an engine's statistics: `add` raises counters by name, and `set_to` sets gauges."""
 
     def __init__(
         self,
@@ -187,5 +150,5 @@ class StatsFeed:
 
 
 def descriptions(metrics: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """Metric -> help."""
+    """Map each metric to its help."""
     return {name: text for name, (_, text) in metrics.items()}

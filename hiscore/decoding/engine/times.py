@@ -26,11 +26,7 @@ def _of_tokens() -> Histogram:
 class Times:
     """Histograms in seconds: written by the engine's thread, read by any.
 
-    Attributes:
-        queue_wait: From a call's arrival to its first prefill.
-        first_token: From its arrival to its first token.
-        between_tokens: From each token of a sequence to its next.
-        call: From its arrival to its last token; calls that fail or are cancelled are left out.
+    A call waits in the queue until its first prefill. `call` leaves out calls that fail or are cancelled.
     """
 
     queue_wait: Histogram = field(default_factory=Histogram)
@@ -39,14 +35,14 @@ class Times:
     call: Histogram = field(default_factory=Histogram)
 
     def leave_queue(self, sequences: Iterable[Sequence]) -> None:
-        """Sequences are in a prefill, perhaps for the first time."""
+        """Observe the queue's wait of sequences that are in a prefill for the first time."""
         for sequence in sequences:
             if not sequence.has_left_queue:
                 sequence.has_left_queue = True
                 self.queue_wait.observe(time.monotonic() - sequence.call.arrived)
 
     def token(self, sequence: Sequence) -> None:
-        """A sequence got a token."""
+        """Observe the time of a sequence's new token."""
         now = time.monotonic()
         if sequence.last_token_at:
             self.between_tokens.observe(now - sequence.last_token_at)
@@ -55,6 +51,6 @@ class Times:
         sequence.last_token_at = now
 
     def end(self, sequence: Sequence, last: Output | RequestError) -> None:
-        """A sequence had its last output."""
+        """Observe the time of a whole call unless it failed or was cancelled."""
         if isinstance(last, Output) and last.finish_reason != "cancelled":
             self.call.observe(time.monotonic() - sequence.call.arrived)

@@ -10,8 +10,9 @@ SHARED_TOKENS = 4_096
 """Tokens of a prefill forward for which other sequences would wait, at most."""
 
 PromptPool = Literal["staging", "buffers", "dense"]
-"""What staging is: a pool of its own, or the pages that a sequence keeps anyway, in the device buffers or in the
-dense layers. A sequence that keeps fewer pages than its prompt has borrows others of the buffers meanwhile."""
+"""Kind of staging: a pool of its own, or the pages that a sequence keeps anyway, in the device buffers or in dense
+layers. A sequence that keeps fewer pages than its prompt has borrows others of the buffers meanwhile.
+"""
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,15 @@ class CacheConfig:
         page_size: Tokens per page of the host pool and of the device buffers.
         lru_pages: Device pages of a sparse sequence that swap-ins replace, least recently used first.
         ring_pages: Device pages of a sparse sequence that hold its newest tokens.
-        host_pages: Pages of the host pool.
-        device_pages: Pages of the device pool.
         staging_pages: Pages of a staging pool of its own, `STAGING_PAGE_SIZE` tokens each.
         max_sequences: Sequences that may hold pages on the device at once.
         prefill_token_budget: Tokens of one prefill forward at most.
-        context_length: Tokens of a sequence at most.
         dense: Every layer is dense: sequences own no pages of the device pool.
         resident_if_it_fits: Sequences attend to everything while the device has room for all of them.
-        context_setting: The setting that decides `context_length`.
-        host_setting: The setting that decides `host_pages`: each of them takes memory on the device, too.
+        context_setting: Setting that decides `context_length`.
+        host_setting: Setting that decides `host_pages`, each of which takes memory on the device, too.
         block_size: Tokens for which a sequence gets host pages at once, a multiple of `page_size`; 0: one page.
-        prefix_cache: What sequences leave on the host is found by others that begin alike.
-        prompts_in: Where prompts are prefilled.
+        prefix_cache: Sequences find what others that begin alike have left on the host.
         reserved_pages: Device pages that sequences must be able to leave to a prompt that borrows them.
         host_is_shared: Ranks store host pages for each other, and exchange them on their COMPUTE queues.
         window_pages: Pages of layers that keep a window only.
@@ -66,10 +63,7 @@ class CacheConfig:
 
     @property
     def restores_beside_forwards(self) -> bool:
-        """Return whether sequences are copied from the host while the forwards of others run.
-
-        What stays in the dense layers is not copied at all.
-        """
+        """Return whether sequences are copied from the host beside others' forwards; dense ones need no copy."""
         return self.prompts_in != "dense" and not self.host_is_shared
 
     @property

@@ -1,6 +1,6 @@
 """Log-probabilities of sampled tokens and of their alternatives, as they travel from the device to the caller.
 
-They are those of the model's own logits, before temperature, penalties and filters: vLLM's `raw_logprobs`.
+The model's own logits count, before temperature, penalties and filters: vLLM's `raw_logprobs`.
 """
 
 from typing import NamedTuple
@@ -11,17 +11,11 @@ from hiscore.arrays import Float32, Int32, Int64
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 
 LEAST = -9999.0
-"""In place of -inf, which JSON cannot hold; vLLM's frontend does the same."""
+"""A substitute for -inf, which JSON cannot hold; vLLM's frontend sends the same."""
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities of one sampled token.
-
-    Attributes:
-        chosen: Its log-probability.
-        top_ids: int32 [K]: the likeliest tokens, best first.
-        top_values: float32 [K]: their log-probabilities.
-    """
+    """Log-probabilities of one sampled token and of the likeliest: int32 ids [K], best first, float32 values."""
 
     chosen: float
     top_ids: Int32
@@ -29,14 +23,9 @@ class TokenLogprobs(NamedTuple):
 
 
 def unpack(packed: Int64, sampling: SamplingBatch | None) -> dict[int, TokenLogprobs]:
-    """Read `hiscore.decoding.worker.token_sampler.pack_logprobs` on the host.
+    """Read `hiscore.decoding.worker.token_sampler.pack_logprobs`, int64 [n], on the host; returns them by row.
 
-    Args:
-        packed: int64 [n]; if no row reports any, it may hold anything.
-        sampling: How the rows were sampled, and which of them report any.
-
-    Returns:
-        By row.
+    If no row reports log-probabilities, `packed` may hold anything.
     """
     if sampling is None or sampling.logprobs is None or not len(asked := sampling.logprob_rows):
         return {}

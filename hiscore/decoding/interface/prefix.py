@@ -13,13 +13,12 @@ class Prefix:
     """The beginning of a prompt that is on the host already, and perhaps on the device.
 
     Attributes:
-        seq_index: The sequence's row in the per-sequence tables.
-        tokens: How many; whole host pages.
+        tokens: Its length; whole host pages.
         source_pages: int32 [n], host pages to copy from.
-        host_pages: int32 [n], the sequence's own; where they are others, they get a copy.
+        host_pages: int32 [n], the sequence's own; a page that is not its source gets a copy.
         staging_pages: int32, the whole prompt's, in the order of positions.
-        on_device: bool [n]: which of these are in staging already, but for dense layers. Those have them where the
-            sequence's host pages say.
+        on_device: bool [n]: pages that staging has already, except in dense layers, which find them by the
+            sequence's host pages.
     """
 
     seq_index: int

@@ -9,18 +9,12 @@ import numpy as np
 from hiscore.arrays import Float32, Float64, Int32, Int64
 
 ROWS_AT_ONCE = 8
-"""Rows that penalties or masks change at once: that takes some copies of them."""
+"""Rows that penalties or masks change at once, which takes some copies of them."""
 
 
 @dataclass(frozen=True)
 class LogitBias:
-    """Biases added to single logits.
-
-    Attributes:
-        rows: int64 [n], of the batch.
-        ids: int64 [n]; no pair of row and id twice.
-        values: float32 [n]; -inf: never sample it.
-    """
+    """Biases, float32 [n], at rows and ids of a batch, int64 [n] each, no pair twice; -inf: never sample it."""
 
     rows: Int64
     ids: Int64
@@ -34,7 +28,7 @@ class LogitBias:
 
 @dataclass(frozen=True)
 class Masks:
-    """Which tokens the P rows with a grammar may have.
+    """Tokens that the P rows with a grammar may have.
 
     Attributes:
         rows: int64 [P], of the batch.
@@ -52,13 +46,7 @@ class Masks:
 
 @dataclass(frozen=True)
 class History:
-    """Tokens of a sequence that the device has not counted.
-
-    Attributes:
-        row: The sequence's row in the batch.
-        prompt: int32 [n].
-        output: int32 [m]: what has been sampled so far.
-    """
+    """Tokens, int32, of a sequence at a row of the batch that the device has not counted: prompt and output."""
 
     row: int
     prompt: Int32
@@ -74,7 +62,7 @@ class Penalties:
         repetition: float32 [P]; 1 is off.
         presence: float32 [P]; 0 is off.
         frequency: float32 [P]; 0 is off.
-        histories: Of those rows whose sequences are new on the device.
+        histories: Tokens of the sequences that are new on the device.
     """
 
     rows: Int64
@@ -105,10 +93,7 @@ class SamplingBatch:
         top_p: float32 [R], in (0, 1].
         uniforms: float64 [R], in [0, 1): one draw per row.
         min_p: float32 [R], in [0, 1]; None: off.
-        bias: None without any.
-        penalties: None without any.
         logprobs: int32 [R]: alternatives to report with a token's log-probability; -1: nothing; None: for no row.
-        masks: None without any.
     """
 
     temperature: Float32
@@ -134,7 +119,7 @@ class SamplingBatch:
 
     @cached_property
     def logprob_rows(self) -> Int64:
-        """int64 [P]: rows that report log-probabilities."""
+        """Rows that report log-probabilities: int64 [P]."""
         return np.flatnonzero(self.logprobs >= 0) if self.logprobs is not None else np.zeros(0, np.int64)
 
     def draw_of(self, row: int) -> "SamplingBatch":
@@ -147,5 +132,5 @@ class SamplingBatch:
 
     @property
     def alternatives(self) -> int:
-        """The most that a row reports."""
+        """The most alternatives that a row reports."""
         return max(0, int(self.logprobs.max())) if self.logprobs is not None else 0

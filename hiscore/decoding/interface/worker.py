@@ -2,7 +2,7 @@
 
 One thread calls a worker. Every call except `PendingForward.result` only launches work, and the device runs that
 work in the order of the calls. So a page may be given to another sequence as soon as `release` has named it, and a
-staging page as soon as its sequence is `drained`.
+staging page as soon as its sequence is `drained`. A `seq_index` is a sequence's row in the per-sequence tables.
 """
 
 from collections.abc import Mapping
@@ -28,15 +28,14 @@ class PrefillChunk:
     """A part of a prompt to prefill.
 
     Attributes:
-        seq_index: The sequence's row in the per-sequence tables.
         tokens: int32 [n].
         start: Position of the first token.
         staging_pages: int32, the whole prompt's, in the order of positions.
         host_pages: int32, the whole prompt's, in the order of positions; empty: do not offload.
         is_last: The prompt ends here; sample its last row.
         full_attention: Attend to everything, even if the checkpoint's indexer would select tokens in prefill too.
-        window_pages: int32: in windowed layers, of what is before; before the window they may hold anything.
-        into_windows: int32: in windowed layers, of these tokens. Of two in one place the later one has it.
+        window_pages: int32: the context's, in windowed layers; before the window they may hold anything.
+        into_windows: int32: the tokens' own, in windowed layers. Of two tokens in one place the later one stays.
     """
 
     seq_index: int
@@ -60,7 +59,6 @@ class Admission:
     """A sequence to move from staging into its device buffer, so that it can decode.
 
     Attributes:
-        seq_index: The sequence's row in the per-sequence tables.
         length: Tokens in staging.
         host_pages: int32, in the order of positions.
         device_pages: int32, in the order of the buffer's pages.
@@ -68,7 +66,7 @@ class Admission:
         full_attention: Attend to everything in sparse layers too.
         is_buffer_alone: Staging has what its buffer starts with, in that order, and its index is complete.
         first_token: Input of its first step; None after a prefill, whose sample is still on the device.
-        window_pages: int32: in windowed layers, of its pages; before the window they may hold anything.
+        window_pages: int32: its pages in windowed layers; before the window they may hold anything.
     """
 
     seq_index: int
@@ -90,13 +88,12 @@ class Growth:
     spilled: no token moves, but its device pages are numbered anew, as the LRU area and the ring.
 
     Attributes:
-        seq_index: The sequence's row in the per-sequence tables.
         start: Host pages that it had before, all full.
         host_pages: int32 [n], the new ones, in the order of positions.
         device_pages: int32, the new ones; if it is spilled, all that it has, in their new order.
-        spilled: How many of its first pages are then in the LRU area, in order; None: it is not spilled.
+        spilled: Number of its first pages that are then in the LRU area, in order; None: it is not spilled.
         old_host_pages: int32 [spilled]: the host pages of these.
-        window_pages: int32: in windowed layers, of its pages from `start` on.
+        window_pages: int32: its pages in windowed layers, from `start` on.
     """
 
     seq_index: int
@@ -114,9 +111,8 @@ class DecodeBatch:
 
     Attributes:
         seq_indices: int32 [R], no index twice.
-        positions: int32 [R]: of the tokens that the step is fed.
-        sampling: How to sample the next token of each row.
-        forced: int32 [R]: what to feed a row instead of its newest sample; -1: that. None: -1 for all.
+        positions: int32 [R], of the tokens that the step is fed.
+        forced: int32 [R]: tokens to feed instead of the newest samples; -1: the sample. None: -1 for all.
     """
 
     seq_indices: Int32
@@ -157,31 +153,27 @@ class PendingForward(Protocol):
 
     @property
     def failures(self) -> Mapping[int, Exception]:
-        """By index of a sequence: why it cannot go on, which does not concern the others. Known at the launch."""
+        """Errors known at the launch, by sequence index: each ends its own sequence, and no other."""
         ...
 
     def result(self) -> ForwardResult:
-        """Wait for it; call once. What it raises concerns all of its rows."""
+        """Wait for the result; call once. An error concerns all of its rows."""
         ...
 
 
 class Worker(Protocol):
     """The device side of decoding.
 
-    What `drained` or `release` raises stops the engine; another call or a result fails its own sequences alone.
+    An error of `drained` or `release` stops the engine; one of another call or a result fails its own sequences.
     """
 
     cache_config: CacheConfig
 
     def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> PendingForward:
-        """Run parts of prompts in one forward and offload them.
+        """Run parts of prompts, at most one per sequence, in one forward and offload them.
 
-        Each part is offloaded as far as it fills pages of the host, the last one to its end. The sampled tokens
-        also stay on the device as the inputs of the next steps.
-
-        Args:
-            chunks: At most one per sequence.
-            sampling: One row for each chunk that is its prompt's last.
+        Each part is offloaded as far as it fills pages of the host, the last one to its end. The sampled tokens,
+        one for each chunk that is its prompt's last, also stay on the device as the inputs of the next steps.
         """
         ...
 
@@ -191,11 +183,9 @@ class Worker(Protocol):
         """Copy a preempted sequence from the host to staging; `admit` follows.
 
         Args:
-            seq_index: The sequence's row in the per-sequence tables.
-            length: Its tokens.
             host_pages: int32, in the order of positions.
             staging_pages: int32, in the order of what is copied.
-            pages: int64: which of its pages, the newest among them; None: all.
+            pages: int64: the sequence's pages to copy, the newest among them; None: all.
         """
         ...
 
@@ -227,6 +217,6 @@ class Worker(Protocol):
         Args:
             seq_index: -1 for a sequence that was preempted and has none.
             host_pages: Empty for a sequence that is being preempted and keeps them.
-            device_pages: Those of its device pages that hold nothing for anyone any more.
+            device_pages: Device pages that hold nothing for any sequence any more.
         """
         ...

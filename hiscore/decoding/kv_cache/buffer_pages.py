@@ -11,13 +11,7 @@ def ring_pages(width: int, page_size: int) -> int:
 
 
 def initial_pages(length: int, page_size: int, lru_pages: int, ring_pages: int) -> tuple[Int64, Int64]:
-    """The pages that the LRU area and the ring of a sequence begin with.
-
-    Args:
-        length: Tokens of the sequence, more than the buffer holds or as many.
-        page_size: Tokens per page.
-        lru_pages: Pages of the LRU area.
-        ring_pages: Pages of the ring.
+    """Choose the pages that the LRU area and the ring begin with, for a sequence that fills the buffer or more.
 
     Returns:
         Pages of the sequence, ascending, and the places in the buffer that take them: int64 [n] each.

@@ -33,7 +33,6 @@ class KVCache:
     P: tokens per page. Windowed layers are not among the dense ones here.
 
     Attributes:
-        shape: All sizes.
         host_kv: [Lh, stored pages, H, C, P, head_dim], pinned beside a CUDA device. A head's page is contiguous.
             Host page p is at p // ranks, on the rank that stores it (`CacheShape.host_share`).
         exchange: [n, C, P, head_dim], where ranks that share the host pool bring each other what a step misses in
@@ -56,14 +55,11 @@ class KVCache:
         hits: int64 [1], selected pages (of one head) that were on the device.
         misses: int64 [1], selected pages that had to be swapped in.
         mass: float64 [2], selectors' estimates of the share of attention that they captured: sum and count.
-        sparse: Position of each sparse layer in `buffer`, `device_page_of`, `host_page_of` and `last_use`.
-        indexed: Position of each indexed layer in `index`.
-        dense: Position of each dense layer in `dense_kv`.
-        windowed: Position of each windowed layer in `window_kv`.
-        on_host: Position of each layer of the host's in `host_kv` and in staging.
+        sparse: Position of each sparse layer in `buffer` and the tables of residency; likewise `indexed` in
+            `index`, `dense` in `dense_kv`, `windowed` in `window_kv`, `on_host` in `host_kv` and in staging.
         sharers: The ranks that share the host pool.
-        staging: Where prompts are prefilled, [Lh, slots, C, H, head_dim]: memory that `dense_kv` or `buffer` is
-            part of; None: in a pool of its own.
+        staging: Memory that prompts are prefilled in, [Lh, slots, C, H, head_dim], which `dense_kv` or `buffer` is
+            part of; None: a pool of its own.
     """
 
     shape: CacheShape
@@ -96,13 +92,7 @@ class KVCache:
     def allocate(
         cls, shape: CacheShape, dtype: torch.dtype, device: torch.device, group: Group | None = None
     ) -> "KVCache":
-        """Allocate an empty cache.
-
-        Args:
-            shape: All sizes.
-            dtype: Of keys and values.
-            device: Of everything but the host pool.
-            group: The ranks that decode together; None: there is one.
+        """Allocate an empty cache, all but the host pool on a device; `group` has the ranks that decode together.
 
         Raises:
             ValueError: The host pool is shared by other ranks than those.
@@ -141,15 +131,12 @@ class KVCache:
         return self.index[self.indexed[layer]]
 
     def stored(self, host_pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Which host pages this rank stores, bool, and where in `host_kv`; of others, where their ranks do."""
+        """Return which host pages this rank stores, bool, and each page's place in its rank's `host_kv`."""
         share = self.shape.host_share
         return host_pages % share.ranks == share.rank, host_pages // share.ranks
 
     def read_host(self, layer: int, host_pages: Tensor, *where: Tensor | slice) -> Tensor:
-        """A layer's `host_kv` at [host_pages, *where], from the ranks that store the pages.
-
-        All of these ask for the same pages at once.
-        """
+        """Read a layer's `host_kv` at [host_pages, *where]; ranks that share it all ask for these at once."""
         pool = self.host_kv[self.on_host[layer]]
         if self.shape.host_share.ranks == 1:
             return pool[(host_pages, *where)]
@@ -159,18 +146,13 @@ class KVCache:
         return self.sharers.merge(found)
 
     def write_host(self, layer: int, kept: Tensor, host_pages: Tensor, *where: Tensor | slice) -> None:
-        """Store what this rank has to store of a layer's `host_kv` at [host_pages, *where]."""
+        """Store this rank's share of `kept` in a layer's `host_kv` at [host_pages, *where]."""
         here, at = self.stored(host_pages)
         places = (each[here] if isinstance(each, Tensor) else each for each in where)
         self.host_kv[self.on_host[layer]][(at[here], *places)] = kept[here]
 
     def reset(self, host_pages: Tensor, device_pages: Tensor) -> None:
-        """Mark pages as holding nothing under LRU, for their next owner.
-
-        Args:
-            host_pages: int64 [n].
-            device_pages: int64 [m].
-        """
+        """Mark pages, int64 [n] and [m], as holding nothing under LRU, for their next owner."""
         # index_fill_ and not indexing: that would copy the -1 to a CUDA device and wait for it.
         self.device_page_of.index_fill_(1, host_pages, -1)
         self.host_page_of.index_fill_(1, device_pages, -1)
@@ -195,7 +177,7 @@ def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
 
 
 def _unpin(address: int) -> None:
-    """Memory that is freed while it is pinned cannot be pinned or copied from by its next owner."""
+    """Unpin memory, which its next owner could not pin or copy from if it were freed while it is pinned."""
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaHostUnregister(address)
 

@@ -11,17 +11,14 @@ from hiscore.decoding.interface.cache_config import PromptPool
 from hiscore.parallel.shard import WHOLE, Shard
 
 IndexKind = Literal["none", "bounds", "dsa"]
-"""What a selector reads of the keys: nothing, each page's bounds, or an indexer's own keys."""
+"""Index of the keys for a selector: none, each page's bounds, or an indexer's own keys."""
 
 MAX_SELECTABLE_PAGES = 2**21 - 1
-"""The kernels count pages in 21 bits."""
+"""Pages that the kernels can count, in 21 bits."""
 
 
 def newest_selected(index_kind: IndexKind, ring_pages: int) -> int:
-    """Number of newest pages that every selection contains; the first page is then in it, too.
-
-    By bounds, all that the ring may hold: the newest page is not complete. An indexer selects by its scores alone.
-    """
+    """Count the newest pages that every selection contains: by bounds all of the ring, beside the first page."""
     return ring_pages if index_kind == "bounds" else 0
 
 
@@ -30,30 +27,24 @@ class CacheShape:
     """Sizes of the cache.
 
     Attributes:
-        layers: All layers, dense and sparse.
         kv_heads: Heads of the cache; 1 for a latent (MLA).
         kv_parts: Vectors per token and head: 2 for a key and a value, 1 for a latent.
         head_dim: Length of such a vector; a latent's includes its rotary part.
         page_size: Tokens per page.
         max_sequences: Rows of the block tables.
         max_pages: Pages of the longest sequence.
-        host_pages: Pages of the host pool.
-        device_pages: Pages of the device buffer.
         lru_pages: Pages of a sequence's part of the buffer that swap-ins replace, least recently used first.
         ring_pages: Pages that follow them and hold the sequence's newest tokens.
         top_pages: Pages selected per sequence and KV head.
         dense_layers: Layers whose KV stays on the device: they attend to everything or to a window.
         windowed: Dense layers that keep their window only, on the device alone.
-        window_pages: Pages of these layers.
-        window_ring: Pages that a sequence has of these at most: its page p is its p % window_ring-th.
+        window_ring: Pages of these layers that a sequence has at most: its page p is its p % window_ring-th.
         prefill_rows: Tokens of a prefill that wait in these layers, behind the pages, until it has run.
-        index_kind: Index of the sparse layers' keys.
-        index_dim: Length of an index key, for the index of a checkpoint's own indexer ("dsa").
+        index_dim: Length of an index key of a checkpoint's own indexer ("dsa").
         sharing_layers: Sparse layers that attend to what a layer before them selected; they need no index.
-        prompts_in: Where prompts are prefilled. In the device buffers, these have room for all layers, and the
-            dense ones must be the first.
-        host_share: Of the host pool's pages, which are dealt out to the ranks: page p is stored by rank
-            p % ranks. By default all are stored here.
+        prompts_in: Memory for prefill. Device buffers that serve as such have room for all layers, and the dense
+            layers must be the first.
+        host_share: Share of the host pool's pages that is stored here: page p is stored by rank p % ranks.
 
     Raises:
         ValueError: More pages than the kernels can count; the message names the field.
@@ -112,7 +103,6 @@ class CacheShape:
 
     @property
     def newest_selected(self) -> int:
-        """Number of newest pages that every selection contains."""
         return newest_selected(self.index_kind, self.ring_pages)
 
     @cached_property
@@ -151,7 +141,7 @@ class CacheShape:
         return min(self.top_pages, self.max_pages)
 
     def tensors(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each tensor of `KVCache`, by its name."""
+        """Return shape and dtype of each tensor of `KVCache`, by its name."""
         row = (self.kv_parts, self.kv_heads, self.head_dim)
         buffered = len(self.sparse_layers if self.prompts_in != "buffers" else self.host_layers)
         dense, sparse, indexed = len(self.whole_layers), len(self.sparse_layers), len(self.indexed_layers)
@@ -193,5 +183,5 @@ class CacheShape:
         }
 
     def bytes(self, dtype: torch.dtype) -> dict[str, int]:
-        """Bytes of each tensor of `KVCache`, by its name; all but `host_kv` are on the device."""
+        """Return the bytes of each tensor of `KVCache`, by its name; all but `host_kv` are on the device."""
         return {name: prod(shape) * kind.itemsize for name, (shape, kind) in self.tensors(dtype).items()}

@@ -8,11 +8,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One new token of each of R sequences; a token attends to its sequence up to itself.
+    """One new token of each of R sequences, which attends to its sequence up to itself.
 
-    Attributes:
-        seq_indices: int32 [R], rows of the per-sequence tables, all different; -1 for padding.
-        positions: int32 [R], the new tokens' positions; 0 for padding.
+    Rows of the tables, all different, and positions are int32 [R]; -1 and 0 for padding.
     """
 
     seq_indices: Tensor
@@ -20,10 +18,10 @@ class StepBatch:
 
     @cached_property
     def valid(self) -> Tensor:
-        """bool [R]: False for padding."""
+        """True except for padding: bool [R]."""
         return self.seq_indices >= 0
 
     @cached_property
     def table_rows(self) -> Tensor:
-        """int64 [R]: `seq_indices` that can index a table; 0 for padding."""
+        """Rows that can index a table, int64 [R]; 0 for padding."""
         return self.seq_indices.clamp(min=0).long()

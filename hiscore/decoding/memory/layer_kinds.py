@@ -1,4 +1,4 @@
-"""Which layers keep everything on the device, which keep a window, and where prompts are prefilled."""
+"""Choice of layers that keep everything or a window on the device, and of the memory that prompts go to."""
 
 from collections.abc import Collection
 
@@ -15,10 +15,7 @@ def prompt_pool(
     windowed: frozenset[int],
     page_size: int,
 ) -> PromptPool:
-    """Choose where prompts are prefilled: where they stay, if one number says in every layer where a token is.
-
-    Those that keep a window only have numbers of their own.
-    """
+    """Choose the pool of prompts: where they stay, if one number places a token in all layers without a window."""
     if model.index_dim or model.kv_parts == 1 or page_size % STAGING_PAGE_SIZE:
         return "staging"
     if len(dense_layers) == len(model.windows):
@@ -38,18 +35,12 @@ def dense_layers_of(settings: CacheSettings, model: ModelShape) -> frozenset[int
 
 
 def windowed_layers(model: ModelShape) -> frozenset[int]:
-    """Layers with a window keep no more than that.
-
-    A sequence that is preempted keeps their tokens on the device; one that loses its host pages starts over.
-    """
+    """Layers with a window, which keep no more, and on the device alone: without them a sequence starts over."""
     return frozenset(layer for layer, window in enumerate(model.windows) if window is not None)
 
 
 def caches_prefixes(settings: CacheSettings, model: ModelShape) -> tuple[bool, str]:
-    """Return whether what sequences leave is kept for others, and why, for the log.
-
-    Layers that keep a window only have nothing left of a prompt's beginning.
-    """
+    """Return whether prefixes are cached, and why, for the log; layers with a window have nothing left of them."""
     said = {True: "on", False: "off", "auto": "auto"}[settings.prefix_cache]
     setting = f"PREFIX_CACHE is {said}"
     windowed = len(windowed_layers(model))
@@ -59,5 +50,5 @@ def caches_prefixes(settings: CacheSettings, model: ModelShape) -> tuple[bool, s
 
 
 def longest_window(model: ModelShape, windowed: Collection[int]) -> int:
-    """Tokens that one of these layers sees at most; 0 without any."""
+    """Tokens that one of these layers sees at most; 0 without layers."""
     return max((model.windows[layer] or 0 for layer in windowed), default=0)

@@ -7,19 +7,12 @@ from hiscore.parallel.shard import WHOLE, Shard
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Facts of a checkpoint that the cache depends on.
+    """A checkpoint's sizes, named as in `CacheShape`.
 
     Attributes:
-        kv_heads: See `CacheShape`, as for the next two.
-        kv_parts: 2 for keys and values, 1 for latents.
-        head_dim: Length of a key, or of a latent with its rotary part.
         windows: Sliding window of each layer; None: the layer attends to everything.
-        context_length: Tokens of the longest sequence.
-        index_dim: Length of a key of the checkpoint's own indexer if it has one.
-        top_k: Tokens that this indexer selects.
-        sharing_layers: Layers that attend to what the indexer selected for a layer before them.
-        host_share: See `CacheShape`.
-        context_setting: What decides `context_length`.
+        context_length: Tokens of the longest sequence, decided by `context_setting`.
+        top_k: Tokens that the checkpoint's own indexer selects; None without one.
     """
 
     kv_heads: int

@@ -57,13 +57,7 @@ def read_shape(
 
 
 def bytes_of_rank(checkpoint: Path, dtype: torch.dtype, keeps_fp8: bool, shard: Shard) -> int:
-    """Bytes of a rank's share of the weights.
-
-    Args:
-        checkpoint: A directory.
-        dtype: Of the weights.
-        keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so; with latent attention alone.
-        shard: The rank.
+    """Count the bytes of a rank's share of the weights; `keeps_fp8` leaves in fp8 what the checkpoint stores so.
 
     Raises:
         UnsupportedCheckpoint: It cannot be divided; with `keeps_fp8`, loaded.
@@ -77,12 +71,7 @@ def bytes_of_rank(checkpoint: Path, dtype: torch.dtype, keeps_fp8: bool, shard: 
 
 
 def share_in(checkpoint: Path, shard: Shard) -> Callable[[str], float]:
-    """Make the function that says how much of a tensor a rank loads, by the tensor's name.
-
-    Args:
-        checkpoint: A directory.
-        shard: The rank.
-    """
+    """Make the function that gives a rank's share of a tensor by the tensor's name."""
     if shard.ranks == 1:
         return lambda name: 1.0
     if is_latent(checkpoint):
@@ -100,15 +89,11 @@ def forward_bytes(
     on_cuda: bool,
     kernels_top_k: int | None = None,
 ) -> int:
-    """The most that a prefill forward and sampling take.
+    """Bound the bytes of a prefill forward and of the sampling in a step.
 
     Args:
-        a: The checkpoint's architecture.
-        prefill_rows: Tokens of a prefill forward at most.
-        step_rows: Sequences of a step at most.
         number_bytes: Bytes of one number of an activation.
-        on_cuda: Whether the device is a GPU.
-        kernels_top_k: Tokens that a row selects, where a prefill with an indexer is by kernels.
+        kernels_top_k: Tokens that a row selects, where kernels do a prefill with an indexer.
     """
     logits = sampling_bytes(step_rows, a.vocab_size, on_cuda)
     if isinstance(a, Architecture):

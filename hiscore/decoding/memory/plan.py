@@ -15,13 +15,13 @@ from hiscore.server.plan import MemoryLine, MemoryPlan
 from hiscore.settings import CacheSettings
 
 MAX_SEQUENCES = {"cpu": 32, "cuda": 64}
-"""MAX_STREAMS if it is not set."""
+"""Default of MAX_STREAMS."""
 DEVICE_SHARE = {"cpu": 0.125, "cuda": 0.25}
-"""DEVICE_KV_BYTES if it is not set, of what is free: the weights and the scorer need room on the same device."""
+"""Share of free memory for DEVICE_KV_BYTES by default: weights and the scorer need room on the same device."""
 HOST_SHARE = {"cpu": 0.125, "cuda": 0.25}
-"""HOST_KV_BYTES if it is not set, of what the host has free, for all GPUs together."""
+"""Share of the host's free memory for HOST_KV_BYTES by default, for all GPUs together."""
 LIBRARY_BYTES = {"cpu": 2**27, "cuda": 2**30}
-"""Of the process: kernels, graphs, workspaces of libraries."""
+"""Memory of a process for kernels, graphs and workspaces of libraries."""
 BUFFERS = ("buffer", "host_page_of", "last_use")
 INDEX = ("index", "device_page_of")
 
@@ -29,14 +29,11 @@ INDEX = ("index", "device_page_of")
 def memory_budget(
     settings: CacheSettings, device: torch.device, weights: int, ledger: Ledger, processes: int = 1
 ) -> MemoryBudget:
-    """The sizes of the pools: what the settings say, or a share of what is free.
+    """Size the pools as the settings say, or by shares of free memory, at most half of what the weights leave.
 
     Args:
-        settings: What the cache is set to: selector, sizes, offload.
-        device: Where decode computes.
-        weights: Their bytes: of what they leave of the device, the pools take at most half.
-        ledger: Where the models of the server claim memory.
-        processes: Of the model, ranks of all instances: on the CPU all of them take from the same memory.
+        weights: Their bytes.
+        processes: Ranks of all instances of the model: on the CPU all of them take from the same memory.
     """
     kind = device.type
     host = ledger.free("host", available_host_bytes)
@@ -52,18 +49,13 @@ def memory_budget(
 
 
 def default_device_bytes(kind: str, free: int, weights: int) -> int:
-    """DEVICE_KV_BYTES if it is not set, on a device with so much free before the weights are loaded."""
+    """Choose DEVICE_KV_BYTES for a device with so much free before the weights are loaded."""
     return max(0, min(int(DEVICE_SHARE[kind] * free), (free - weights) // 2))
 
 
 @dataclass(frozen=True)
 class PrefillInputs:
-    """Bytes of what a prefill forward says about its tokens: where they and their contexts are.
-
-    Attributes:
-        device: On the device.
-        host: Pinned beside it.
-    """
+    """Bytes of a prefill forward's inputs, on the device and pinned on the host."""
 
     device: int
     host: int
@@ -81,14 +73,9 @@ def paged_sizes(cache_config: CacheConfig) -> PagedSizes:
 
 
 def prefill_inputs(device: torch.device, cache_config: CacheConfig, has_windows: bool) -> PrefillInputs:
-    """Bound what a grouped-query model allocates for the inputs of its prefills.
+    """Bound what a grouped-query model allocates for inputs of prefills.
 
-    FlashInfer's buffers count: whether it can be used is not known before it is tried.
-
-    Args:
-        device: Where it computes.
-        cache_config: Sizes of a forward.
-        has_windows: Whether layers keep a window only, and have slots of their own.
+    FlashInfer's buffers count: it is not known before it is tried whether FlashInfer can be used.
     """
     if device.type != "cuda":
         return PrefillInputs(0, 0)
@@ -105,15 +92,12 @@ def plan_memory(
     activations: int,
     inputs: PrefillInputs,
 ) -> list[MemoryPlan]:
-    """Decode's plans: on the host, and on the device if that has memory of its own.
+    """Plan decode's memory, in bytes, on the host, and on the device if that has memory of its own.
 
     Args:
-        device: Where it computes.
-        sizes: Bytes of each of the cache's tensors, by name.
-        staging: Bytes of the staging pool.
-        weights: Their line.
-        activations: Bytes of a prefill forward and of a step's logits.
-        inputs: Bytes of what a prefill forward is given.
+        sizes: The cache's tensors, by name.
+        activations: A prefill forward and a step's logits.
+        inputs: A prefill forward's inputs.
     """
     pool = MemoryLine("keys and values on the host", sizes["host_kv"], ("HOST_KV_BYTES",))
     counted = ("host_kv", "exchange", "dense_kv", "window_kv", *BUFFERS, *INDEX)

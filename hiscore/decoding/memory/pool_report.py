@@ -12,14 +12,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool, and how many sequences it has room for.
+    """A pool, and the number of sequences of the whole context that it holds at once.
 
     Attributes:
-        name: For people.
-        bytes: Its size.
-        tokens: How many it has room for.
-        sequences: How many of the whole context it holds at once.
-        setting: What decides its size.
+        setting: Setting that decides its size.
         is_shared: Sequences that run share it; else it serves one at a time, as staging does.
     """
 
@@ -32,14 +28,7 @@ class Pool:
 
 
 def pools_of(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int], staging: int) -> list[Pool]:
-    """The pools that there are.
-
-    Args:
-        shape: The shapes of the cache's tensors.
-        cache_config: As the scheduler plans with it.
-        sizes: Bytes of each of the cache's tensors, by name.
-        staging: Bytes of the staging pool.
-    """
+    """List the pools that hold anything; `sizes` has the bytes of the cache's tensors, `staging` its pool's."""
     config, max_pages = cache_config, shape.max_pages
     on_host = config.host_pages // max_pages
     host_tokens, device_tokens = config.host_pages * config.page_size, config.device_pages * config.page_size
@@ -64,10 +53,7 @@ def pools_of(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int]
 
 
 def report_pools(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int], staging: int) -> None:
-    """Log bytes, tokens and sequences of each pool, and warn where one holds fewer sequences than may run.
-
-    Args: As of `pools_of`.
-    """
+    """Log bytes, tokens and sequences of each pool, and warn where one holds fewer sequences than may run."""
     pools = pools_of(shape, cache_config, sizes, staging)
     streams, context = cache_config.max_sequences, cache_config.context_length
     rows = [

@@ -8,17 +8,11 @@ what each thread sorts; log-probabilities."""
 PENALTY_COPIES = 6
 """Copies of the rows that penalties change at once."""
 CANDIDATE_BYTES = 5 * 2**12
-"""What the sampling kernels write for a row of up to 2**18 tokens."""
+"""Bytes that the sampling kernels write for a row of up to 2**18 tokens."""
 
 
 def sampling_bytes(rows: int, vocabulary: int, on_cuda: bool) -> int:
-    """The most that logits take, and what sampling makes of them.
-
-    Args:
-        rows: Sequences of a step at most.
-        vocabulary: Columns of the logits.
-        on_cuda: Whether the device is a GPU.
-    """
+    """Bound the bytes of logits, and of sampling from them, for so many sequences in a step."""
     logits = 4 * rows * vocabulary
     # A row of counts for each sequence: from the start on a GPU, elsewhere once penalties are asked for.
     counts = logits

@@ -30,24 +30,18 @@ CONTEXT_PAGE = 256
 BLOCK = 32
 """Tokens of a block of the host pool. A multiple of the tokens that the prefill's attention reads at a time."""
 SPILLED_SHARE = 0.25
-"""Of the device's memory under SELECTOR=auto: for dense layers and index, or what one sequence needs."""
+"""Share of the device's memory under SELECTOR=auto for dense layers and index; more if one sequence needs it."""
 WINDOW_SHARE = 0.5
-"""Of what staging leaves, for layers that keep a window only: at most, where there are others."""
+"""Largest share of what staging leaves for layers that keep a window only, where there are others."""
 WINDOWS_PER_STREAM = 4
-"""At most: sequences that are preempted keep theirs, and would start over without them."""
+"""Most windows per stream: sequences that are preempted keep theirs, and would start over without them."""
 SHORTEST = 512
 """Pools that cannot hold one sequence of so many tokens, or of the context if that is less, are refused."""
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Memory to divide.
-
-    Attributes:
-        host_bytes: For the host pool.
-        device_bytes: For staging, dense layers, buffers, index and residency tables on the device.
-        max_sequences: Sequences that may run at once.
-    """
+    """Memory to divide; the device's is for staging, dense layers, buffers, index and residency tables."""
 
     host_bytes: int
     device_bytes: int
@@ -64,16 +58,6 @@ def plan_cache(
     """Divide the memory among the pools.
 
     If MAX_CONTEXT is not set, the context is cut where the device has no room for one sequence of that length.
-
-    Args:
-        settings: Selector, its sizes, and the width of the offload ring.
-        model: The checkpoint's shape.
-        memory: What is available.
-        dtype: Of keys and values.
-        prefill_token_budget: Tokens of one prefill forward at most.
-
-    Returns:
-        Shapes of the cache's tensors, and the sizes that the scheduler plans with.
 
     Raises:
         ValueError: A pool is too small for one sequence: of MAX_CONTEXT if that is set, else of `SHORTEST`. The
@@ -105,10 +89,7 @@ def plan_cache(
 
 
 def staging_token_bytes(model: ModelShape, dtype: torch.dtype, windowed: Collection[int] = ()) -> int:
-    """Bytes of a token in the staging pool: its rows in all layers, and its keys of the checkpoint's indexer.
-
-    windowed: Layers without a place there.
-    """
+    """Bytes of a token in staging: rows of all but the windowed layers, and keys of the checkpoint's indexer."""
     rows = (len(model.windows) - len(windowed)) * prod((model.kv_parts, model.kv_heads, model.head_dim))
     indexed = len(model.windows) - len(model.sharing_layers)
     return (rows + indexed * model.index_dim) * dtype.itemsize
@@ -185,7 +166,7 @@ def _plan(
 def _minimal_shape(
     settings: CacheSettings, model: ModelShape, max_sequences: int, prefill_token_budget: int
 ) -> CacheShape:
-    """The cache with one page in each pool, and one sequence's of windowed layers."""
+    """Make the shape with one page in each pool, and one sequence's pages of windowed layers."""
     selector = SELECTORS[settings.selector]
     page_size = selector.page_size
     max_pages = -(-model.context_length // page_size)

@@ -21,10 +21,7 @@ class DecodeModel(Protocol):
     """Pool in which prompts are prefilled: [L, slots, C, H, head_dim]."""
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
-        """Run parts of prompts in one forward.
-
-        Args:
-            chunks: At most one per sequence.
+        """Run parts of prompts, at most one per sequence, in one forward.
 
         Returns:
             float32 [n, vocabulary]: logits after the n chunks that are their prompts' last.
@@ -39,7 +36,6 @@ class DecodeModel(Protocol):
         Args:
             ids: int32 [R]: tokens to feed.
             batch: R rows; the first one is not padding.
-            ops: The cache operations of the step.
             full_attention: All rows are resident and attend to everything.
 
         Returns:
@@ -49,25 +45,13 @@ class DecodeModel(Protocol):
         ...
 
     def index_prompt(self, ops: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
-        """Take a prefilled prompt into the index.
-
-        Args:
-            ops: The cache operations to use.
-            slots: int32 [n]: staging slots, in the order of positions.
-            host_pages: int32, in the order of positions.
-            host_slots: int32 [n]: slots in the order of host pages.
-        """
+        """Index a prefilled prompt by its staging slots, host pages and host slots, int32, by position."""
 
     def restore_index(self, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy from the index what a prefill behind these tokens needs of it, if anything.
-
-        Args:
-            slots: int32 [n]: staging slots, in the order of positions.
-            host_pages: int32, in the order of positions.
-        """
+        """Copy from the index to staging slots what a prefill behind these tokens needs of it, if anything."""
 
 
 def staging_slots(pages: Int32, tokens: int) -> Int32:
-    """The staging slots of a prompt's first tokens, int32 [tokens]."""
+    """Return the staging slots of a prompt's first tokens, int32 [tokens]."""
     slots: Int32 = (pages[:, None] * STAGING_PAGE_SIZE + np.arange(STAGING_PAGE_SIZE, dtype=np.int32)).ravel()
     return slots[:tokens].astype(np.int32)

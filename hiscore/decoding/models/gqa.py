@@ -30,15 +30,7 @@ class GroupedModel:
         cache_config: CacheConfig,
         paged_attention: FlashInferAttention | None,
     ) -> None:
-        """Allocate staging, unless the cache has it.
-
-        Args:
-            decoder: The model.
-            cache: Its keys and values.
-            staging_tokens: Tokens that a staging pool of its own holds.
-            cache_config: Sizes of a prefill forward.
-            paged_attention: How prompts attend; None: by our own kernel.
-        """
+        """Allocate staging, unless the cache has it; without `paged_attention` our own kernel prefills."""
         a = decoder.architecture
         self.cache = cache
         self._decoder = decoder
@@ -83,8 +75,8 @@ class GroupedModel:
 class CacheAttention:
     """`Attention` of one decode step: over the selected pages in sparse layers, over everything in dense ones.
 
-    `full_attention`: all rows are resident, and sparse layers attend to everything as well. Nothing is selected or
-    added to the index: a sequence that is spilled later gets its index then.
+    With `full_attention`, all rows are resident, and sparse layers attend to everything as well. Nothing is then
+    selected or added to the index: a sequence that is spilled later gets its index then.
     """
 
     def __init__(
@@ -119,12 +111,7 @@ class CacheAttention:
 
 
 def pack_chunks(chunks: list[PrefillChunk], page_size: int = 1) -> Forward:
-    """Pack parts of prompts into one forward: each attends to its prompt's earlier parts and to itself.
-
-    Args:
-        chunks: The parts.
-        page_size: Tokens per page.
-    """
+    """Pack parts of prompts into one forward: each attends to its prompt's earlier parts and to itself."""
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
     prompt_slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
     groups = tuple(

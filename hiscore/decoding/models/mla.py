@@ -22,13 +22,7 @@ class LatentModel:
     """Selects tokens with the checkpoint's indexer, in prefill as in decode."""
 
     def __init__(self, decoder: DsaDecoder, cache: KVCache, staging_tokens: int) -> None:
-        """Allocate staging.
-
-        Args:
-            decoder: The model.
-            cache: Where its rows and index keys are kept.
-            staging_tokens: Tokens of all prompts in prefill.
-        """
+        """Allocate staging for all prompts in prefill."""
         self.cache = cache
         self._decoder, self._device = decoder, decoder.device
         staged_latents, max_elements = StagedLatents, MAX_ELEMENTS
@@ -97,7 +91,7 @@ class LatentStep:
     selecting: Tensor | None = None
 
     def __init__(self, cache: KVCache, ops: CacheOps, batch: StepBatch, full_attention: bool = False) -> None:
-        """Find the new tokens' slots; for full_attention see `DecodeModel`. The first row is not padding."""
+        """Find the new tokens' slots; the first row is not padding."""
         self._cache, self._ops, self._batch = cache, ops, batch
         self.host_slots, self.buffer_slots = ops.slot_mapping(batch)
         self._of_dense = ops.all_pages(batch) if cache.dense else None
@@ -114,15 +108,9 @@ class LatentStep:
             self._ops.write_index(layer, index_key, self.host_slots)
 
     def attend(self, layer: int, q: Tensor, index: IndexQuery | None) -> Tensor:
-        """Attend to the tokens that the indexer selects.
+        """Attend with q, [R, heads, row_dim], to tokens that the indexer selects; returns [R, heads, latent_rank].
 
-        Args:
-            layer: Index among all layers.
-            q: [R, heads, row_dim].
-            index: None: the layer shares the selection of a layer before it.
-
-        Returns:
-            [R, heads, latent_rank].
+        Without `index`, the layer shares the selection of a layer before it.
 
         Raises:
             ValueError: The layer shares a selection that no sparse layer before it has made.
@@ -138,4 +126,4 @@ class LatentStep:
         return self._ops.attend(layer, q, chosen.lists, self._batch)
 
     def attend_full(self, layer: int, w: MlaWeights, new: Projected) -> None:
-        """None: a step has one row of each sequence, for which nothing is expanded."""
+        """Return None: a step has one row of each sequence, for which nothing is expanded."""

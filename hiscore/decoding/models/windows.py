@@ -1,8 +1,8 @@
 """Places of prompts in layers that keep a window only, and the copy of a prefill to them.
 
 A sequence has a ring of pages in these layers, with as many tokens as a window at least. A token overwrites the
-one a ring before it, which a step at its position does not see any more. But earlier rows of a prefill do: so what
-it computes waits behind the pages, and is moved when all of its rows have attended.
+one a ring before it, which no step at its position sees any more. Earlier rows of a prefill still see that one, so
+the rows of a prefill wait behind the pages, and are moved when all of them have attended.
 """
 
 import numpy as np
@@ -23,14 +23,7 @@ def context_slots(chunk: PrefillChunk, page_size: int) -> Int64:
 
 
 def keep_windows(ops: CacheOps, shape: CacheShape, chunks: list[PrefillChunk], device: torch.device) -> None:
-    """Move what a prefill has computed to its sequences' pages in windowed layers.
-
-    Args:
-        ops: Launches the copy.
-        shape: The shapes of the cache's tensors.
-        chunks: All parts of the prefill, in the order of its rows.
-        device: Of the cache.
-    """
+    """Move the rows of a prefill, in the order of its chunks, to their sequences' pages in windowed layers."""
     if not shape.windowed:
         return
     to_slots = np.concatenate([_slots_of(chunk, shape.page_size) for chunk in chunks])

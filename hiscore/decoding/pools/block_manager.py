@@ -1,4 +1,4 @@
-"""Who holds which pages of every pool.
+"""Ownership of the pages of every pool.
 
 Host pages are given out in blocks. A sequence has pages for its tokens and the next one, and is given more as it
 grows; when a pool runs out, the scheduler preempts. Bookkeeping only: no tensor, no device.
@@ -51,13 +51,11 @@ class BlockManager:
         without: Iterable[Sequence] = (),
         given_up: PagesNeeded = NOTHING,
     ) -> bool:
-        """Return whether all that is needed is free.
+        """Return whether all that a sequence needs to start is free, and `spare` beside it.
 
         Args:
-            needed: For a sequence that starts.
-            spare: What must be left.
-            without: Count what is free once these are preempted.
-            given_up: And once others have given up this; see `freed_by`.
+            without: Sequences to count as preempted.
+            given_up: Pages to count as given up by others (`freed_by`).
         """
         indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free
         preempted = list(without)
@@ -74,7 +72,7 @@ class BlockManager:
         )
 
     def _kept_free(self, without: list[Sequence]) -> int:
-        """Device pages that are left for sequences to keep, once some are preempted."""
+        """Count the device pages that are left for sequences to keep, once some are preempted."""
         held = sum(map(self._kept_by, self._holders)) - sum(map(self._kept_by, without))
         return self._cache_config.kept_pages - held
 
@@ -86,10 +84,7 @@ class BlockManager:
         )
 
     def to_give_up(self, needed: PagesNeeded) -> int:
-        """Host blocks that another sequence must give up for what is needed; 0: enough are free.
-
-        All that it has, if blocks of windows are lacking: without some of these it could not go on.
-        """
+        """Count the host blocks that another sequence must give up: all, if blocks of windows are lacking."""
         if needed.window > self.windows.pool.num_free:
             return self.host.size
         return max(0, needed.host - self.host.num_free)
@@ -97,11 +92,7 @@ class BlockManager:
     def allocate(
         self, sequence: Sequence, needed: PagesNeeded, found: Found = NOTHING_FOUND
     ) -> Prefix | None:
-        """Give a sequence all that it needs, behind the host pages that it has or that were found.
-
-        Returns:
-            What was found, to be copied as far as it is not on the device; None if nothing was.
-        """
+        """Give a sequence all that it needs behind its pages, or those found; returns the prefix found, if any."""
         held = sequence.held
         held.seq_index = int(self.seq_indices.allocate(1)[0])
         new, copies = self.host.allocate(needed.host), int(found.copied.sum())
@@ -177,14 +168,10 @@ class BlockManager:
         sequence.held.source_blocks = NO_PAGES
 
     def blocks_kept(self, sequence: Sequence, given_up: int) -> int:
-        """Number of first host blocks that a sequence keeps when it gives up others.
+        """Count the first host blocks that a sequence keeps when `given_up` of those it holds alone are freed.
 
-        Its last ones go first. What is left has all of its prompt and the window before its end, or it is nothing:
+        Its last ones go first. What is kept has all of its prompt and the window before its end, or is nothing:
         part of a prompt could not be resumed.
-
-        Args:
-            sequence: One that holds any.
-            given_up: How many blocks are to be free then, if it holds them alone.
         """
         blocks = self.blocks_of(sequence)
         left = len(blocks)
@@ -196,7 +183,7 @@ class BlockManager:
         return left if resumable else 0
 
     def freed_by(self, sequence: Sequence, left: int) -> PagesNeeded:
-        """Blocks of the host, and of windows, that are free once a sequence has only its first blocks."""
+        """Count the blocks of the host and of windows that are free once a sequence has only its first blocks."""
         blocks = int(self.host.held_once(self.blocks_of(sequence)[left:]).sum())
         return PagesNeeded(blocks, 0, 0, window=self.windows.behind(sequence, left))
 

@@ -9,11 +9,7 @@ from hiscore.errors import PoolExhausted
 
 
 class BlockPool:
-    """Blocks 0 .. size - 1, allocated last in, first out.
-
-    Args:
-        size: Number of blocks.
-    """
+    """Blocks 0 .. size - 1, allocated last in, first out."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -30,10 +26,7 @@ class BlockPool:
         return self.size - self.num_free
 
     def allocate(self, count: int) -> Int32:
-        """Take `count` blocks.
-
-        Returns:
-            int32 [count]
+        """Take `count` blocks: int32 [count].
 
         Raises:
             PoolExhausted: Fewer are free; none is taken.
@@ -46,10 +39,7 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: Int32) -> None:
-        """Return blocks to the pool.
-
-        Args:
-            blocks: int32 [n]
+        """Return blocks, int32 [n], to the pool.
 
         Raises:
             ValueError: One of them is free already, or named twice; none is freed.
@@ -65,13 +55,7 @@ class BlockPool:
 
 @dataclass(frozen=True)
 class Release:
-    """Pages that a sequence has freed.
-
-    Attributes:
-        seq_index: -1 if it held none.
-        host: int32 [n]: pages of the host pool that hold nothing for anyone any more.
-        device: int32 [n]: pages of the device buffer, likewise.
-    """
+    """Pages, int32, that a sequence has freed and that are empty for all; seq_index is -1 if it had none."""
 
     seq_index: int
     host: Int32

@@ -16,13 +16,7 @@ from hiscore.errors import PoolExhausted
 
 
 class DevicePool(BlockPool):
-    """See `BlockPool`.
-
-    Args:
-        size: Number of pages.
-        block_pages: Pages of a block.
-        blocks: Number of blocks on the host.
-    """
+    """A `BlockPool` of pages that can be cached under `blocks` blocks of the host, of `block_pages` pages each."""
 
     def __init__(self, size: int, block_pages: int, blocks: int) -> None:
         super().__init__(size)
@@ -58,7 +52,7 @@ class DevicePool(BlockPool):
             pages: int32, those of the blocks; the last block may have fewer than the others.
 
         Returns:
-            Those that are still held: int32.
+            int32: pages that are still held.
         """
         if not can_be_found.any():
             return pages
@@ -73,11 +67,7 @@ class DevicePool(BlockPool):
         return left
 
     def take(self, blocks: Int32) -> Int32:
-        """Hold what is cached under blocks of the host.
-
-        Returns:
-            int32 [n, pages of a block]: the pages of each block, -1 where nothing is cached.
-        """
+        """Hold what is cached under blocks: int32 [n, pages of a block], -1 where nothing is cached."""
         pages: Int32 = self._pages[blocks]
         self._forget(blocks)
         self._allocated[pages[pages >= 0]] = True
@@ -89,7 +79,7 @@ class DevicePool(BlockPool):
         self._give_up(self._forget(blocks))
 
     def _forget(self, blocks: Int32) -> Int32:
-        """The blocks under which something is cached, which count as such no more."""
+        """Return the blocks under which something is cached, and forget that they have it."""
         cached: Int32 = blocks[self._pages[blocks, 0] >= 0]
         for block in cached.tolist():
             del self._cached[block]

@@ -17,12 +17,7 @@ from hiscore.errors import PoolExhausted
 
 
 class HostPool:
-    """Counts who holds each block.
-
-    Args:
-        size: Number of blocks.
-        on_eviction: Called with blocks that can be found no more, int32 [n].
-    """
+    """Counts the holders of each block; `on_eviction` gets blocks that can be found no more, int32 [n]."""
 
     def __init__(self, size: int, on_eviction: Callable[[Int32], None] = lambda blocks: None) -> None:
         self.size, self._on_eviction = size, on_eviction
@@ -49,7 +44,7 @@ class HostPool:
         return len(self._cached)
 
     def find(self, hashes: Iterable[bytes]) -> Int32:
-        """The blocks published under the first of these hashes, up to one that is not: int32. On any thread."""
+        """Find the blocks published under the first of these hashes, up to one unknown: int32. On any thread."""
         found: list[int] = []
         for each in hashes:
             if (block := self._published.get(each)) is None:
@@ -58,15 +53,15 @@ class HostPool:
         return np.array(found, np.int32)
 
     def held_once(self, blocks: Int32) -> NDArray[np.bool_]:
-        """Which of some blocks could be allocated once one of their holders let go of them: bool [n]."""
+        """Mark the blocks that could be allocated once one of their holders let go of them: bool [n]."""
         return np.asarray(self._holders[blocks] == 1)
 
     def is_held(self, blocks: Int32) -> NDArray[np.bool_]:
-        """Which of some blocks sequences hold: bool [n]."""
+        """Mark the blocks that sequences hold: bool [n]."""
         return self._holders[blocks] > 0
 
     def can_be_found(self, blocks: Int32) -> NDArray[np.bool_]:
-        """Which of some blocks are published: bool [n]."""
+        """Mark the blocks that are published: bool [n]."""
         return self._is_published[blocks]
 
     def hold(self, blocks: Int32) -> None:
@@ -78,10 +73,7 @@ class HostPool:
             self._cached.pop(block, None)
 
     def allocate(self, count: int) -> Int32:
-        """Take blocks that nobody holds, evicting cached ones if needed.
-
-        Returns:
-            int32 [count]
+        """Take blocks that nobody holds, evicting cached ones if needed: int32 [count].
 
         Raises:
             PoolExhausted: Fewer are free; none is taken.
@@ -103,10 +95,7 @@ class HostPool:
                 self._is_published[block] = True
 
     def release(self, blocks: Int32) -> Int32:
-        """Let go of blocks, in the order of their sequence.
-
-        Returns:
-            Those that are free now and cannot be found: int32.
+        """Let go of blocks, in the order of their sequence; return those, int32, now free that cannot be found.
 
         Raises:
             ValueError: One of them is held by nobody, or named twice; none is released.

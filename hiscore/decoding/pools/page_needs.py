@@ -12,14 +12,11 @@ from hiscore.errors import RequestError
 
 @dataclass(frozen=True)
 class PagesNeeded:
-    """Blocks of the host pool, and pages of the others. A sequence also needs one index.
+    """Blocks of the host pool and of windows, and pages of the other pools. A sequence also needs one index.
 
     Attributes:
-        host: Blocks.
-        device: Pages.
         staging: Pages to prefill into beside these: of a pool of their own, or of the device's.
-        kept: Of `device`, what it holds even when it is spilled.
-        window: Blocks in windowed layers.
+        kept: Part of `device` that a sequence holds even when it is spilled.
     """
 
     host: int
@@ -48,10 +45,7 @@ def pages_needed(
     resident: bool = False,
     staged: int | None = None,
 ) -> PagesNeeded:
-    """Pages that a sequence of so many tokens holds: room for these and the next, and staging.
-
-    staged: How many of them go through staging; None: all.
-    """
+    """Count what a sequence of so many tokens holds: room for these and the next, staging for `staged` or all."""
     blocks = tokens // cache_config.block_tokens + 1
     pages = min(blocks * cache_config.block_pages, cache_config.max_pages)
     device = device_pages_of(pages, call, cache_config, resident)
@@ -66,22 +60,19 @@ def pages_needed(
 
 
 def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, resident: bool = False) -> int:
-    """Device pages of a sequence with so many pages on the host; resident: see `Sequence`."""
+    """Count the device pages of a sequence with so many pages on the host."""
     if cache_config.dense:
         return 0
     return min(pages, cache_config.buffer_pages) if call.params.sparse and not resident else pages
 
 
 def kept_pages_of(device_pages: int, call: DecodeCall, cache_config: CacheConfig) -> int:
-    """Number of its device pages that a sequence would keep if it were spilled."""
+    """Count the device pages that a sequence would keep if it were spilled."""
     return min(device_pages, cache_config.buffer_pages) if call.params.sparse else device_pages
 
 
 def staging_pages_of(tokens: int, is_resident: bool, cache_config: CacheConfig) -> int:
-    """Pages that so many tokens are prefilled into, beside those that their sequence keeps.
-
-    is_resident: It has a device page for each of its pages.
-    """
+    """Count the pages that so many tokens are prefilled into, beside those that their sequence keeps."""
     if cache_config.prompts_in == "staging":
         return -(-tokens // STAGING_PAGE_SIZE)
     if cache_config.prompts_in == "dense" or is_resident:
@@ -95,12 +86,9 @@ def spilled_order(pages: int, device_pages: Int32, lru_pages: int, ring_pages: i
     Args:
         pages: Pages that it has, all full; at most as many as a buffer has.
         device_pages: int32 [buffer pages]: the first ones hold these, in order; the others nothing.
-        lru_pages: Pages of the LRU area.
-        ring_pages: Pages of the ring.
 
     Returns:
-        Its device pages in their new order, int32 [buffer pages], and how many of its first pages are in the LRU
-        area, in order.
+        Its device pages in their new order, int32 [buffer pages], and how many first pages are in the LRU area.
     """
     # The next page takes its place in the ring.
     in_ring = np.arange(max(0, pages - ring_pages + 1), pages)
@@ -113,7 +101,7 @@ def spilled_order(pages: int, device_pages: Int32, lru_pages: int, ring_pages: i
 
 
 def fill_max_tokens(call: DecodeCall, cache_config: CacheConfig) -> DecodeCall:
-    """A call without `max_tokens` gets what its prompt leaves of the context and of the pools, at least 1."""
+    """Give a call without `max_tokens` what its prompt leaves of the context and of the pools, at least 1."""
     if call.params.max_tokens:
         return call
     most = min(cache_config.context_length, *(tokens for tokens, _ in capacities(call, cache_config)))
@@ -121,7 +109,7 @@ def fill_max_tokens(call: DecodeCall, cache_config: CacheConfig) -> DecodeCall:
 
 
 def capacities(call: DecodeCall, cache_config: CacheConfig) -> list[tuple[int, str]]:
-    """Tokens of a sequence that has each pool to itself, and what to say of that pool."""
+    """Return the tokens of a sequence that has each pool to itself, and the words on that pool for a refusal."""
     config = cache_config
     blocks = config.host_pages // config.block_pages
     host = (blocks * config.block_tokens, f"the host's pool holds {{}} ({config.host_setting})")

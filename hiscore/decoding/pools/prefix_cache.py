@@ -1,12 +1,12 @@
 """Finds what a prompt has in common with sequences before it, among the blocks of the host pool.
 
-Full blocks are published under a hash of all token ids up to their end, once they are on the host: those of a
-prompt while its sequence runs, those of what it generated when it ends. A call finds blocks only of calls with the
-same salt, and that attend to as much: keys and values depend on what was attended to.
+Full blocks are published under a hash of all token ids up to their end, once they are on the host: a prompt's
+while its sequence runs, generated ones when it ends. A call finds only blocks of calls with the same salt that
+attend to as much: keys and values depend on what was attended to.
 
-A sequence takes the blocks that it finds. Those that another holds are copied, unless all layers are dense: in a
-sparse layer, which pages of a sequence are on the device is kept by host page. With a block that it takes it takes
-over what another has left of it on the device (`hiscore.decoding.pools.device_pool`).
+A sequence takes the blocks that it finds. Blocks that another holds are copied, unless all layers are dense: in a
+sparse layer, which pages of a sequence are on the device is kept by host page. With a block it also takes what
+another sequence has left of the block on the device (`hiscore.decoding.pools.device_pool`).
 """
 
 from collections.abc import Iterator
@@ -25,12 +25,7 @@ from hiscore.page_hashes import PageHashes
 
 @dataclass(frozen=True)
 class Found:
-    """The blocks that a prompt begins with, in order.
-
-    Attributes:
-        blocks: int32 [n].
-        copied: bool [n]: those that another sequence holds, to be copied into blocks of its own.
-    """
+    """The blocks that a prompt begins with, int32 [n]; `copied`, bool [n], are held by another sequence."""
 
     blocks: Int32
     copied: NDArray[np.bool_]
@@ -45,19 +40,14 @@ NOTHING_FOUND = Found(np.empty(0, np.int32), np.empty(0, bool))
 
 
 class PrefixCache:
-    """Looks blocks up and publishes them.
-
-    Args:
-        host: The pool of the host.
-        cache_config: Tokens of a block, and whether anything is cached.
-    """
+    """Looks blocks up and publishes them."""
 
     def __init__(self, host: HostPool, cache_config: CacheConfig) -> None:
         self.hits = self.cached_tokens = self.cached_on_device = 0
         self._host, self._config = host, cache_config
 
     def hash_prompt(self, sequence: Sequence) -> None:
-        """Do what takes long in `take`: on any thread, before the sequence is scheduled."""
+        """Compute the hashes for `take`, which take long, on any thread before the sequence is scheduled."""
         if self._config.prefix_cache:
             self._host.find(self._hashes_of_prompt(sequence))
 
@@ -92,10 +82,7 @@ class PrefixCache:
             self._host.publish(self._hashes(sequence, full), blocks[:full])
 
     def _hashes_of_prompt(self, sequence: Sequence) -> Iterator[bytes]:
-        """Hashes of the blocks that may be found, made as they are asked for: hardly any if nothing is.
-
-        At least one token is left to be prefilled: its output is needed.
-        """
+        """Yield hashes of the blocks that may be found, as asked for; at least one token is left to prefill."""
         most = (len(sequence.call.prompt) - 1) // self._config.block_tokens
         given = 0
         while given < most:

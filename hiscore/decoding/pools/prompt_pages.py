@@ -1,7 +1,7 @@
-"""Pages into which prompts are prefilled: pages that they keep, or in others that are lent to them for that.
+"""Pages into which prompts are prefilled: pages that they keep, or others that are lent to them for that.
 
-A preempted sequence comes back the same way, with all that it has on the host. One that goes on selecting needs
-only what its buffer starts with, for its index is still there.
+A preempted sequence comes back the same way, with all that it has on the host. A sequence that goes on selecting
+needs only what its buffer starts with, for its index is still there.
 
 Pages of a sequence that ends may stay where they are, for a prompt that begins alike.
 """
@@ -21,13 +21,7 @@ from hiscore.decoding.sequence import Sequence
 
 
 class PromptPages:
-    """Gives sequences their pages of the device buffers, and lends pages to prompts.
-
-    Args:
-        device: The device buffers.
-        staging: The staging pool.
-        cache_config: Says which of them lends.
-    """
+    """Gives sequences their pages of the device buffers, and lends pages to prompts."""
 
     def __init__(self, device: DevicePool, staging: BlockPool, cache_config: CacheConfig) -> None:
         self.from_buffers = cache_config.prompts_in == "buffers"
@@ -35,19 +29,13 @@ class PromptPages:
         self._lender = device if self.from_buffers else staging
 
     def can_lend(self, needed: PagesNeeded, spare: PagesNeeded, device_free: int) -> bool:
-        """Return whether there are pages to lend, beside those that sequences keep.
-
-        Args:
-            needed: For a sequence that starts.
-            spare: What must be left.
-            device_free: Pages of the device buffers that are free, or will be.
-        """
+        """Return whether there are pages to lend, beside `spare` and the pages that sequences keep."""
         if self.from_buffers:
             return needed.staging + needed.device + spare.device <= device_free
         return needed.staging <= self._staging.num_free
 
     def to_stage(self, sequence: Sequence) -> int:
-        """Tokens of a preempted sequence that come back through pages which it may not keep."""
+        """Count the tokens of a preempted sequence that come back through pages which it may not keep."""
         found = self._in_buffer(sequence)
         if found is None:
             return sequence.length
@@ -55,11 +43,7 @@ class PromptPages:
         return 0 if self.from_buffers else len(found[0]) * self._config.page_size
 
     def give(self, sequence: Sequence, needed: PagesNeeded, found: Found) -> NDArray[np.bool_]:
-        """Give a sequence that has its host pages what it needs of the device.
-
-        Returns:
-            bool [n]: which pages of what was found are there, where the prompt goes on.
-        """
+        """Give a sequence with host pages its device pages; returns which pages found are there: bool [n]."""
         is_taken = np.repeat(~found.copied, self._config.block_pages)
         pages = np.full(max(needed.device, len(is_taken)), -1, np.int32)
         if needed.device == len(sequence.held.host_pages):  # so they are in the order of positions
@@ -77,7 +61,7 @@ class PromptPages:
         return self.from_buffers and is_whole and sequence.ended and not sequence.has_failed
 
     def _lend(self, sequence: Sequence, count: int) -> None:
-        """Lend a sequence pages, and say where its tokens come: it must have the pages that it keeps."""
+        """Lend pages to a sequence, which must have the pages that it keeps, and list its staging pages."""
         held = sequence.held
         found, config = self._in_buffer(sequence), self._config
         held.restored_pages = None if found is None else found[0]
@@ -98,7 +82,7 @@ class PromptPages:
         sequence.held.staging_pages = sequence.held.borrowed_pages = NO_PAGES
 
     def _in_buffer(self, sequence: Sequence) -> tuple[Int64, Int64] | None:
-        """The pages that a preempted sequence goes on with, and their places in its buffer; None: all of them."""
+        """Return the pages that a preempted sequence goes on with, and their places in its buffer; None: all."""
         config = self._config
         full = sequence.length // config.page_size
         if config.dense or not (sequence.selects and sequence.has_index) or full < config.buffer_pages:
@@ -107,6 +91,6 @@ class PromptPages:
 
 
 def staging_pages_in(pages: Int32, cache_config: CacheConfig) -> Int32:
-    """The staging pages that larger pages consist of, in order: int32."""
+    """Divide pages into staging pages, in order: int32."""
     parts = cache_config.page_size // STAGING_PAGE_SIZE
     return (pages[:, None] * parts + np.arange(parts, dtype=np.int32)).ravel().astype(np.int32)

@@ -20,7 +20,7 @@ class Windows:
         self.pool = BlockPool(cache_config.window_pages // cache_config.block_pages)
 
     def missing(self, sequence: Sequence, blocks: int) -> int:
-        """Number of places that a sequence of so many blocks lacks."""
+        """Count the places that a sequence of so many blocks lacks."""
         return min(blocks, self._ring) - self._count(sequence)
 
     def add(self, sequence: Sequence, count: int) -> None:
@@ -30,11 +30,7 @@ class Windows:
         sequence.held.window_pages = np.concatenate((sequence.held.window_pages, new))
 
     def of_chunk(self, sequence: Sequence, tokens: int) -> tuple[Int32, Int32]:
-        """Pages for the next tokens of a prompt.
-
-        Returns:
-            The pages of what is before these tokens, and of themselves from the one that the first is in: int32.
-        """
+        """Return window pages, int32, of the context of a prompt's next tokens, and of the tokens themselves."""
         page = self._config.page_size
         start, end = sequence.prefilled, -(-(sequence.prefilled + tokens) // page)
         return (
@@ -51,7 +47,7 @@ class Windows:
         return max(0, tokens - self._config.window + 1) >= furthest - self._ring * self._config.block_tokens
 
     def behind(self, sequence: Sequence, left: int) -> int:
-        """Number of places that a sequence does not need if it has only so many of its first blocks."""
+        """Count the places that a sequence does not need if it has only so many of its first blocks."""
         return max(0, self._count(sequence) - left)
 
     def free(self, sequence: Sequence, left: int) -> None:

@@ -8,14 +8,11 @@ from hiscore.decoding.requests.sampling_params import NO_DEFAULTS, SamplingParam
 from hiscore.errors import RequestError
 
 NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Those that vLLM takes; ids that end a sequence are read in any case."""
+"""Parameters that vLLM takes from there; ids that end a sequence are read in any case."""
 
 
 def read_defaults(checkpoint: Path) -> SamplingParams:
-    """The suggested defaults. As in transformers, nothing is sampled unless ``do_sample`` is true.
-
-    Args:
-        checkpoint: A directory; without the file, or with other names in it, the defaults are the usual ones.
+    """Read the suggested defaults, the usual ones without the file; ``do_sample`` must be true for sampling.
 
     Raises:
         ValueError: One of them is out of its bounds.

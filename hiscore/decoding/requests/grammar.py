@@ -34,12 +34,7 @@ class GrammarMatcher:
     """The tokens that one sequence may go on with. Called by one thread at a time."""
 
     def __init__(self, matcher: "LLMatcher", words: int, name: str) -> None:
-        """Take a matcher.
-
-        Args:
-            matcher: The library's, at the beginning of its text.
-            words: int32 numbers in a mask, which has a bit for each token.
-            name: The request's parameter that holds the grammar, for error messages.
+        """Take a matcher at the beginning of its text; a mask has `words` int32 numbers, a bit for each token.
 
         Raises:
             RequestError: The grammar is malformed or too complex.
@@ -49,7 +44,7 @@ class GrammarMatcher:
 
     @panics_raised()
     def mask(self) -> Int32:
-        """Tokens that may follow: a bit for each token of the vocabulary, in int32 [words].
+        """Compute the tokens that may follow: a bit for each token of the vocabulary, in int32 [words].
 
         Raises:
             RequestError: The grammar is too complex here.
@@ -61,7 +56,7 @@ class GrammarMatcher:
 
     @panics_raised()
     def advance(self, token: int) -> Int32:
-        """Go on with a token that the mask allows; returns the next mask."""
+        """Go on with a token that the mask allows, and return the next mask."""
         self._matcher.consume_token(token)
         self._check()
         return self.mask()
@@ -72,14 +67,7 @@ class GrammarMatcher:
 
 
 class GrammarCompiler:
-    """Compiles the grammars of requests. Thread-safe.
-
-    Args:
-        backend: The fast tokenizer.
-        vocab_size: Logits of a row.
-        eos_ids: Tokens that end a sequence.
-        limits: On what a request may cost: of llguidance's `LLParserLimits`.
-    """
+    """Compiles the grammars of requests, within limits of llguidance's `LLParserLimits`. Thread-safe."""
 
     def __init__(
         self, backend: Tokenizer, vocab_size: int, eos_ids: Set[int], limits: Mapping[str, Any] = LIMITS
@@ -92,7 +80,7 @@ class GrammarCompiler:
 
     @panics_raised()
     def compile(self, params: SamplingParams) -> GrammarMatcher | None:
-        """The grammar of a request; None if it has none.
+        """Compile the grammar of a request; None if it has none.
 
         Raises:
             RequestError: It is malformed, uses what is not supported, or is too complex.
@@ -115,7 +103,7 @@ class GrammarCompiler:
         return GrammarMatcher(matcher, -(-self._vocab_size // 32), name)
 
     def _prepare(self) -> "LLTokenizer":
-        """Made for the first request that has a grammar: it takes a second and some memory."""
+        """Make the tokenizer for the first request with a grammar: it takes a second and some memory."""
         from llguidance import LLTokenizer
 
         with self._lock:
@@ -133,7 +121,7 @@ class GrammarCompiler:
 
 
 def _shortened(message: str) -> str:
-    """The first line of a message and its reason, up to a limit; that a limit was met, if the library met it."""
+    """Shorten a message to its first line and the reason; say so if a limit of the library was met."""
     line, *others = message.strip().splitlines() or ["not a valid grammar"]
     if line.startswith("panic"):
         return "too large or too complex"

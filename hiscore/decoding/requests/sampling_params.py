@@ -19,7 +19,7 @@ from hiscore.parameters import flag, known_only
 GRAMMARS = ("json_schema", "regex", "ebnf")
 """Parameters of which a request has one at most; SGLang's names."""
 MAX_LOGPROBS = 20
-"""As OpenAI's `top_logprobs` and vLLM's default."""
+"""Limit of OpenAI's `top_logprobs`, and vLLM's default."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,6 @@ class SamplingParams:
         top_p: 1 is off.
         seed: Drawn at random if the request gives none.
         ignore_eos: The model's own end tokens do not end the sequence.
-        stop: Strings that end it.
-        stop_token_ids: Tokens that end it.
         sparse: False attends to everything, whatever the server selects by default.
         cache_salt: Only calls with the same salt find each other's prefixes in the prefix cache.
         min_p: Tokens less likely than this share of the likeliest are never drawn; 0 is off.
@@ -44,14 +42,12 @@ class SamplingParams:
         frequency_penalty: Subtracted as often as a token is in the output; 0 is off.
         logit_bias: Token ids, and what is added to their logits.
         min_tokens: Tokens before which nothing ends the sequence.
-        logprobs: How many alternatives to report with each token's log-probability; -1: not even that.
+        logprobs: Number of alternatives to report with each token's log-probability; -1: not even that.
         stream: False: one response with everything.
         add_special_tokens: False: `text_input` is encoded as it stands.
         include_stop_str_in_output: The stop string that ends the text is part of it.
         skip_special_tokens: False: special tokens have text, too.
-        json_schema: The text is JSON that this schema allows; empty: none.
-        regex: The text matches this regular expression; empty: none.
-        ebnf: The text is of this grammar; empty: none.
+        json_schema: Schema of the JSON that the text must be; empty: none. So are `regex` and `ebnf`.
     """
 
     max_tokens: int = 0
@@ -94,11 +90,7 @@ NO_DEFAULTS = SamplingParams()
 
 
 def parse_sampling_params(parameters: str, defaults: SamplingParams = NO_DEFAULTS) -> SamplingParams:
-    """Validate a request's parameters.
-
-    Args:
-        parameters: A JSON object, or an empty string.
-        defaults: Values of parameters that are not given.
+    """Validate a request's parameters, a JSON object or an empty string.
 
     Raises:
         RequestError: An unknown parameter, a wrong type, or a value out of its bounds.

@@ -1,4 +1,4 @@
-"""When a sequence ends, and which of its text may be sent before that is known.
+"""The end of a sequence, and the part of its text that may be sent before the end is known.
 
 Stop strings are found by an Aho-Corasick automaton, one step per character. So they are found across tokens,
 and the first one completed ends the sequence. The automaton's depth is the length of the text that may yet
@@ -22,19 +22,14 @@ class Detokenizer(Protocol):
 
 
 class NewText(NamedTuple):
-    """Add one more token. Returns text that may be sent, and why the sequence ended ("" if it goes on)."""
+    """Text that may be sent, and the reason for which the sequence ended ("" if it goes on)."""
 
     text: str
     finish_reason: FinishReason
 
 
 class StopStrings:
-    """Passes text through up to the first stop string, and holds back what may begin one.
-
-    Args:
-        stops: The strings.
-        include: The one found is sent too.
-    """
+    """Passes text up to the first stop string, with it if `include`, and holds back what may begin one."""
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self.matched = ""
@@ -50,11 +45,9 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
-        """The text that may be sent now, and whether a stop string was found: it and what follows are dropped.
+        """Return the text that may be sent now, and whether a stop string was found; the rest is then dropped.
 
-        Args:
-            text: New text.
-            may_stop: False: a stop string that ends in it is text like any other.
+        With `may_stop` False, a stop string that ends in the new text is text like any other.
         """
         self._held += text
         state, first = self._state, len(self._held) - len(text)
@@ -106,13 +99,7 @@ class StopStrings:
 class StopChecker:
     """Follows one sequence: turns its tokens into the text to send, and finds the reason to end.
 
-    Attributes:
-        end_ids: Tokens that end it.
-
-    Args:
-        params: The request's.
-        eos_ids: Tokens that end a sequence unless it ignores them.
-        detokenizer: None without a tokenizer: then all text is empty, and no stop string can match.
+    Without a detokenizer all text is empty, and no stop string can match.
     """
 
     def __init__(
@@ -125,7 +112,7 @@ class StopChecker:
         self._detokenizer = detokenizer
 
     def append(self, token: int) -> NewText:
-        """One more token; none may follow once a finish reason was given. A token that ends it adds no text."""
+        """Take one more token; none may follow a finish reason. A token that ends the sequence adds no text."""
         self._tokens_left -= 1
         self._free_tokens -= 1
         if token in self.end_ids:
@@ -142,7 +129,7 @@ class StopChecker:
 
     @property
     def matched_stop(self) -> str:
-        """The stop string that ended it; empty if none did."""
+        """The stop string that ended the sequence; empty if none did."""
         return self._stop_strings.matched
 
     def flush(self) -> str:

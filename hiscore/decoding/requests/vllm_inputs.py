@@ -17,7 +17,7 @@ PLAIN = (
     "max_tokens", "temperature", "top_p", "min_p", "seed", "ignore_eos", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "min_tokens", "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
-"""Of vLLM's names those that mean the same here; the backend takes numbers as strings too."""
+"""vLLM's names that mean the same here; the backend takes numbers as strings too."""
 NEUTRAL = {
     "n": 1,
     "best_of": 1,
@@ -28,19 +28,14 @@ NEUTRAL = {
 }
 """Names that are accepted as long as they ask for nothing."""
 GRAMMARS = {"json": "json_schema", "regex": "regex", "grammar": "ebnf"}
-"""Of ``guided_decoding``, and our names."""
+"""Grammars of ``guided_decoding``, and our names."""
 
 
 def merge_parameters(parameters: str, sampling_parameters: str | None, stream: bool | None) -> str:
-    """The parameters of a request, and those that come as tensors, as a JSON object.
-
-    Args:
-        parameters: A JSON object, or an empty string.
-        sampling_parameters: The tensor of that name; it comes first. None: not sent.
-        stream: The tensor of that name; None: not sent.
+    """Merge the parameters of a request with its tensors, which win; None: not sent.
 
     Raises:
-        RequestError: As `read_sampling_parameters`.
+        RequestError: `sampling_parameters` is no JSON object, or asks for what is not supported.
     """
     if sampling_parameters is None and stream is None:
         return parameters
@@ -57,7 +52,7 @@ def answer_shape(
     num_input: bool | None,
     num_output: bool | None,
 ) -> "AnswerShape":
-    """Wishes of a request's tensors for its responses; None: not sent.
+    """Read the wishes of a request's tensors for its responses; None: not sent.
 
     Raises:
         RequestError: The input is to be in the output of a stream, which vLLM's backend refuses too.
@@ -72,7 +67,7 @@ def read_sampling_parameters(text: str) -> dict[str, Any]:
     """Turn the tensor ``sampling_parameters`` into request parameters.
 
     Raises:
-        RequestError: It is no JSON object, or asks for what there is not.
+        RequestError: It is no JSON object, or asks for what is not supported.
     """
     try:
         given = json.loads(text)
@@ -104,7 +99,7 @@ def read_sampling_parameters(text: str) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """A number or a flag that is sent as a string; anything else as it is, for the checks that follow."""
+    """Read a number or a flag that is sent as a string; leave anything else to the checks that follow."""
     if not isinstance(value, str):
         return value
     try:
@@ -114,7 +109,7 @@ def _number(value: Any) -> Any:
 
 
 def _grammar(value: Any) -> dict[str, Any]:
-    """``guided_decoding``: vLLM's GuidedDecodingParams as JSON."""
+    """Read ``guided_decoding``: vLLM's GuidedDecodingParams as JSON."""
     given = _number_or_object(value)
     if not isinstance(given, dict):
         raise RequestError(f"'guided_decoding' must hold a JSON object, not {reprlib.repr(value)}")
@@ -138,12 +133,9 @@ def _number_or_object(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """Additions to a caller's responses beyond those of others.
+    """Additions to responses: the prompt before the text of the first one, and outputs with numbers of tokens.
 
-    Attributes:
-        prefix: Before the text of the first response: the prompt, where ``exclude_input_in_output`` is false.
-        num_input_tokens: Add an output of this name.
-        num_output_tokens: Likewise: the tokens new in the response.
+    The prompt is added where ``exclude_input_in_output`` is false; output tokens are those new in the response.
     """
 
     prefix: str = ""
@@ -151,7 +143,7 @@ class AnswerShape:
     num_output_tokens: bool = False
 
     def __call__(self, outputs: Outputs) -> Outputs:
-        """The outputs of one response."""
+        """Add to the outputs of one response."""
         shaped = dict(outputs)
         if self.prefix:
             shaped["text_output"] = np.array([self.prefix.encode() + outputs["text_output"][0]], np.object_)
@@ -163,4 +155,4 @@ class AnswerShape:
 
 
 PLAIN_ANSWER = AnswerShape()
-"""Nothing beyond what all responses hold."""
+"""Shape of responses without additions."""

@@ -21,7 +21,7 @@ GAMMA, FIRST_MULTIPLIER, SECOND_MULTIPLIER = (
 
 
 def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
-    """The next decode step of running sequences, one row for each."""
+    """Make the next decode step of running sequences, one row for each."""
     seq_indices = np.array([sequence.held.seq_index for sequence in sequences], np.int32)
     positions = np.array([sequence.length for sequence in sequences], np.int32)
     tokens = [sequence.forced_token for sequence in sequences]
@@ -32,7 +32,7 @@ def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
 
 
 def make_prefill_chunk(sequence: Sequence, tokens: int, windows: tuple[Int32, Int32]) -> PrefillChunk:
-    """The next tokens of a sequence's prompt; windows: see `Windows.of_chunk`."""
+    """Make a chunk of the next tokens of a sequence's prompt; `windows` are from `Windows.of_chunk`."""
     start, end = sequence.prefilled, sequence.prefilled + tokens
     last, params, held = tokens == sequence.prompt_left, sequence.call.params, sequence.held
     # Nothing will read the keys and values of a sequence that ends with its first token: no offload.
@@ -44,7 +44,7 @@ def make_prefill_chunk(sequence: Sequence, tokens: int, windows: tuple[Int32, In
 
 
 def make_admission(sequence: Sequence) -> Admission:
-    """Once the last chunk of its prefill, or its copy from the host into staging, is launched."""
+    """Make an admission, once a sequence's last prefill chunk or its copy into staging is launched."""
     held = sequence.held
     newest = min(sequence.sampled, sequence.num_output_tokens) - 1
     return Admission(
@@ -61,12 +61,7 @@ def make_admission(sequence: Sequence) -> Admission:
 
 
 def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> SamplingBatch:
-    """The sampling parameters of a batch.
-
-    Args:
-        sequences: R sequences.
-        positions: int32 [R]: positions of the sampled tokens.
-    """
+    """Make the sampling parameters of R sequences and of the tokens at these positions, int32 [R]."""
     params = [sequence.call.params for sequence in sequences]
     # A temperature beyond float32 is clamped: every finite logit is equally likely long before.
     temperature = np.array([min(each.temperature, FLOAT32_MAX) for each in params], np.float32)
@@ -87,7 +82,6 @@ def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> Sampling
 
 
 def _masks(sequences: list[Sequence], positions: Int32) -> Masks | None:
-    """The masks of sequences with a grammar."""
     masked = [
         (row, sequence.mask)
         for row, (sequence, position) in enumerate(zip(sequences, positions.tolist(), strict=True))
@@ -100,7 +94,7 @@ def _masks(sequences: list[Sequence], positions: Int32) -> Masks | None:
 
 
 def _bias(sequences: list[Sequence], positions: Int32) -> LogitBias | None:
-    """The requests' biases; until `min_tokens` are sampled, nothing that ends a sequence may be."""
+    """Return the requests' biases; until `min_tokens` are sampled, nothing that ends a sequence may be."""
     biases: list[tuple[int, int, float]] = []
     for row, (sequence, position) in enumerate(zip(sequences, positions.tolist(), strict=True)):
         params = sequence.call.params
@@ -115,7 +109,7 @@ def _bias(sequences: list[Sequence], positions: Int32) -> LogitBias | None:
 
 
 def _penalties(sequences: list[Sequence]) -> Penalties | None:
-    """The requests' penalties, and what the device must count anew."""
+    """Return the requests' penalties, with what the device must count anew."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.call.params.has_penalty]
     if not rows:
         return None
@@ -135,16 +129,10 @@ def _penalties(sequences: list[Sequence]) -> Penalties | None:
 
 
 def uniform(seed: npt.ArrayLike, position: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Output number `position` of SplitMix64 seeded with `seed`, as a uniform number.
+    """Return output number `position` of SplitMix64 seeded with `seed`, as float64 in [0, 1).
 
-    Integer arithmetic, so the same on every platform. The arguments are broadcast against each other.
-
-    Args:
-        seed: int64, negative ones too.
-        position: int64, at least 0.
-
-    Returns:
-        float64 in [0, 1), with all 53 bits of its mantissa drawn.
+    All 53 bits of the mantissa are drawn. Integer arithmetic gives the same on every platform. The arguments,
+    int64, are broadcast against each other; positions are at least 0.
     """
     with np.errstate(over="ignore"):  # arithmetic is modulo 2^64
         z = np.asarray(seed, np.int64).astype(np.uint64)

@@ -32,10 +32,7 @@ class PageReclaimer:
         return True
 
     def _take(self, sequence: Sequence, given_up: int, schedule: Schedule) -> bool:
-        """Take memory from the newest; returns whether some is free at once.
-
-        given_up: Blocks of the host to take; 0: the device's memory.
-        """
+        """Take `given_up` host blocks, or device memory if 0, from the newest; returns whether it is free now."""
         lacks_host = given_up > 0
         if self._queues.draining or (not lacks_host and self.spill(self._queues.running)):
             return False
@@ -80,7 +77,7 @@ class PageReclaimer:
             self._queues.move(recalled, Status.DRAINING)
 
     def spare(self) -> PagesNeeded:
-        """Pages that running sequences may need next: it is left to them when another starts."""
+        """Pages that running sequences may need next, which a starting sequence leaves to them."""
         return sum((self._blocks.will_grow(each) for each in self._queues.active), NOTHING)
 
     def take_host_blocks(self, sequence: Sequence, blocks: int, releases: list[Release]) -> None:

@@ -1,16 +1,16 @@
-"""Who is preempted, and when.
+"""Preemption of sequences, for memory and for a place.
 
-For memory: the newest of those that hold some. So the oldest always goes on, with every page if it needs them: it
-ends, then the next is the oldest, and nothing can deadlock. What a preempted sequence has done is lost least often
-if it has done little. If the host pool is full it gives up as many of its last blocks as are needed, and later
-repeats their tokens.
+For memory, the newest sequence that holds some is preempted. So the oldest always goes on, with every page if it
+needs them: it ends, then the next is the oldest, and nothing can deadlock. What a preempted sequence has done is
+lost least often if it has done little. If the host pool is full it gives up as many of its last blocks as are
+needed, and later repeats their tokens.
 
-For a place: only if the first in the queue has waited several times as long as it would itself run. So a long
-sequence that waits for others as long preempts nobody, and a small one does not wait for a large one to end, nor
-to repeat what it lost: that is part of its turn. A large one still ends, because at least half of the steps of a
-turn stay (or it has twice as many tokens as when it last lost some, which happens a few times only). So a small
-one waits, once it is overdue, for at most twice as many steps as it takes tokens; what it takes of a prompt costs
-a prefill, but no steps.
+For a place, a sequence is preempted only if the first in the queue has waited several times as long as the first
+would itself run. So a long sequence preempts none while others run as long, and a small one does not wait for a
+large one to end, nor to repeat what it lost: that is part of the large one's turn. A large one still ends, because
+at least half of the steps of a turn stay (or it has twice as many tokens as when it last lost some, which happens
+a few times only). So a small one waits, once it is overdue, for at most twice as many steps as it takes tokens;
+what it takes of a prompt costs a prefill, but no steps.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from hiscore.decoding.sequence import Sequence
 
 @dataclass(frozen=True)
 class PreemptionPolicy:
-    """When a sequence that waits may preempt one that runs.
+    """Conditions under which a sequence that waits may preempt one that runs.
 
     Attributes:
         factor: Steps that it waits for each token that it may still generate.
@@ -47,7 +47,7 @@ class PreemptionPolicy:
         return running.turn.steps_run >= steps and running.tokens_left > steps
 
     def wait_steps(self, waiting: Sequence) -> int:
-        """Number of steps that a sequence waits before it is overdue."""
+        """Count the steps that a sequence waits before it is overdue."""
         return min(max(self.least, self.factor * waiting.tokens_left), self.most)
 
 
@@ -57,6 +57,6 @@ def can_spare(holder: Sequence, lost: int) -> bool:
 
 
 def newest(sequences: Iterable[Sequence], on_host: bool) -> Sequence | None:
-    """The newest sequence that holds memory: on the host, or on the device."""
+    """Return the newest sequence that holds memory on the host, or on the device."""
     holders = [each for each in sequences if len(each.held.host_pages if on_host else each.held.device_pages)]
     return max(holders, key=lambda each: each.turn.queue_position, default=None)

@@ -18,16 +18,7 @@ from hiscore.decoding.sequence import Sequence
 def share_forward(
     sequences: Iterable[Sequence], cache_config: CacheConfig, running: int
 ) -> list[tuple[Sequence, int]]:
-    """Divide the tokens of one forward among prompts that are not complete.
-
-    Args:
-        sequences: In the order in which they started.
-        cache_config: The size of a forward; if it is less than a block, prompts are cut anywhere.
-        running: Sequences whose steps wait for the forward.
-
-    Returns:
-        Those that get some tokens, and how many.
-    """
+    """Divide a forward, for which `running` sequences wait, among incomplete prompts, the oldest first."""
     budget = cache_config.prefill_token_budget
     waiting = list(sequences)
     are_long = all(sequence.prompt_left > SHARED_TOKENS for sequence in waiting)

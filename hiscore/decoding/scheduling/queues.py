@@ -7,13 +7,13 @@ from itertools import islice
 from hiscore.decoding.sequence import Sequence, Status
 
 LOOK_AHEAD = 16
-"""How many from the front of each queue are considered in an iteration."""
+"""Sequences at the front of each queue that are considered in an iteration."""
 
 OrderedSet = dict[Sequence, None]  # by insertion
 
 
 def by_age(sequence: Sequence) -> float:
-    """A key that sorts the oldest first; one that was preempted for another is new again."""
+    """Return a key that sorts the oldest first; a sequence preempted for another is new again."""
     return sequence.turn.queue_position
 
 
@@ -49,7 +49,7 @@ class Queues:
 
     @property
     def front(self) -> list[Sequence]:
-        """The first of those that wait, new or preempted, in order."""
+        """The first sequences that wait, new or preempted, in order."""
         first = [*islice(self.waiting, LOOK_AHEAD), *heapq.nsmallest(LOOK_AHEAD, self.preempted, key=by_age)]
         return sorted(first, key=by_age)
 
@@ -59,7 +59,7 @@ class Queues:
         sequence.turn.queue_position, sequence.turn.waiting_since = self._queued, step
 
     def put_before(self, sequence: Sequence, other: Sequence) -> None:
-        """Let a sequence that waits have its turn just before another."""
+        """Put a sequence that waits just before another."""
         sequence.turn.queue_position = math.nextafter(other.turn.queue_position, 0.0)
 
     def add(self, sequence: Sequence, step: int) -> None:

@@ -11,19 +11,14 @@ from hiscore.decoding.sequence import Sequence
 
 @dataclass
 class Schedule:
-    """One iteration to launch, in this order.
+    """One iteration to launch, in this order. A batch is None if nothing is in it.
 
     Attributes:
         releases: Indices and pages that no longer belong to any sequence.
         growths: Pages that sequences get before the decode step.
-        stepped: Sequences of the decode step.
-        decode_batch: One row for each of `stepped`; None if there are none.
         resumed: Preempted sequences to copy back into staging.
         fetched: Sequences that start with a prefix that was found, and what to copy.
-        prefilling: Sequences of the prefill forward.
-        chunks: One for each of `prefilling`.
-        completed: Those of `prefilling` whose prompt ends in this forward.
-        sampling: One row for each of `completed`; None if nothing is prefilled.
+        completed: Sequences of `prefilling` whose prompt ends in this forward, a row of `sampling` each.
         admitted: Sequences that start to decode.
     """
 

@@ -1,11 +1,11 @@
 """Decides what is launched next, without a thread, a clock or a device.
 
-Sequences start in order of arrival. One that does not fit yet may be overtaken by smaller ones a limited number of
-times; after that, freed memory is kept for it. Every running sequence that has room for a token is in every step;
-an iteration also has at most one prefill forward (`hiscore.decoding.scheduling.prefill_shares`).
+Sequences start in order of arrival. A sequence that does not fit yet may be overtaken by smaller ones a limited
+number of times; after that, freed memory is kept for it. Every running sequence that has room for a token is in
+every step; an iteration also has at most one prefill forward (`hiscore.decoding.scheduling.prefill_shares`).
 
-A sequence has pages for its tokens and the next block of them. When a pool runs out, the newest of those that hold
-some of it is preempted (`hiscore.decoding.scheduling.preemption`).
+A sequence has pages for its tokens and the next block of them. When a pool runs out, the newest sequence that
+holds some of it is preempted (`hiscore.decoding.scheduling.preemption`).
 """
 
 from collections.abc import Callable
@@ -34,8 +34,7 @@ class PassedOver:
     """Sequences that did not fit in this iteration.
 
     Attributes:
-        sequences: In the order of the queue.
-        keepers: Those of them that were overtaken `MAX_OVERTAKEN` times: freed memory is kept for them.
+        keepers: Sequences that were overtaken `MAX_OVERTAKEN` times: freed memory is kept for them.
         barred: The status of sequences that may not overtake the keepers.
     """
 
@@ -59,12 +58,7 @@ class PassedOver:
 
 
 class Scheduler:
-    """Sequences by their status, and the pools that they share.
-
-    Args:
-        cache_config: Sizes of the pools and of a prefill forward.
-        policy: When a sequence that waits may preempt another.
-    """
+    """Sequences by their status, and the pools that they share."""
 
     def __init__(self, cache_config: CacheConfig, policy: PreemptionPolicy) -> None:
         self.blocks = BlockManager(cache_config)
@@ -96,7 +90,7 @@ class Scheduler:
             self.queues.move(sequence, Status.DRAINING)
 
     def schedule(self, is_drained: Callable[[int], bool]) -> Schedule:
-        """The next iteration; sequences are updated as if it were launched. is_drained: see `Worker.drained`."""
+        """Make the next iteration, and update sequences as if it were launched; is_drained: `Worker.drained`."""
         schedule = Schedule(releases=self._releases)
         self._releases = []
         for sequence in list(self.queues.draining):
@@ -120,10 +114,7 @@ class Scheduler:
         return schedule
 
     def publish_prompts(self) -> None:
-        """Let others find the prompts of those that run, once a token says that they were computed well.
-
-        Behind a launch, so that none waits for it; before one only if a sequence waits that may find them.
-        """
+        """Let others find running prompts that a token shows to be computed well; best done behind a launch."""
         for sequence in self.queues.running:
             if not sequence.is_published and sequence.read:
                 self.prefix_cache.publish(
@@ -180,11 +171,7 @@ class Scheduler:
     def _take(
         self, sequence: Sequence, schedule: Schedule, passed: PassedOver, spare: PagesNeeded
     ) -> tuple[PagesNeeded, Found | None]:
-        """Find out whether a sequence starts now, and hold what is found of its prompt if it does.
-
-        Returns:
-            What it needs besides, and what was found; None: it does not start.
-        """
+        """Hold what is found of a sequence's prompt if it starts now; None: it does not start."""
         if not self._may_start(sequence, schedule, passed, spare):
             return self.blocks.needed_to_start(sequence), None
         if not passed.sequences:
@@ -204,7 +191,7 @@ class Scheduler:
     def _may_start(
         self, sequence: Sequence, schedule: Schedule, passed: PassedOver, spare: PagesNeeded
     ) -> bool:
-        """Return whether a sequence may start before those that were passed over, if there is room."""
+        """Return whether a sequence may start before the sequences passed over, if there is room."""
         # One resumes in an iteration: it is copied as a whole. Where ranks share the host pool, the running ones
         # wait for that; elsewhere for what its admission copies on the device.
         if len(sequence.held.host_pages) and schedule.resumed:

@@ -11,8 +11,7 @@ from hiscore.decoding.sequence import Sequence, Status
 
 
 class StarvationGuard:
-    """Preempts sequences for ones that have waited too long, and lets others use what is kept for one that cannot
-    start anyway."""
+    """Preempts sequences for overdue ones, and lets others use what is kept for one that cannot start anyway."""
 
     def __init__(
         self,
@@ -26,10 +25,7 @@ class StarvationGuard:
         self._policy, self._cache_config = policy, cache_config
 
     def make_room(self, schedule: Schedule, step: int) -> None:
-        """Take what the shortest sequence lacks that has waited too long, from one that can spare it.
-
-        From a preempted sequence if possible, else from the one that has run longest, which is preempted for it.
-        """
+        """Take what the shortest overdue sequence lacks, from a preempted one or from the longest running."""
         overdue = [each for each in self._queues.front if self._policy.is_overdue(each, step)]
         if not overdue or self._queues.draining:
             return
@@ -60,10 +56,9 @@ class StarvationGuard:
     def may_overtake(
         self, sequence: Sequence, step: int, keepers: list[Sequence], spare: PagesNeeded
     ) -> bool:
-        """Return whether a sequence may start before others for which what is free is kept.
+        """Return whether a short, overdue sequence may start before the keepers, for which free memory is kept.
 
-        It must be short and have waited too long, and they could not start even if all ended that are younger
-        than they are and will end soon.
+        The keepers must be unable to start even if all short sequences that are younger ended.
         """
         return (
             self._policy.is_short(sequence)
@@ -75,7 +70,7 @@ class StarvationGuard:
     def _victim(
         self, first: Sequence, needed: PagesNeeded, spare: PagesNeeded, lacking: int
     ) -> Sequence | None:
-        """Who can spare what a sequence needs, `lacking` blocks of the host among it."""
+        """Choose the sequence that can spare what is needed, `lacking` blocks of the host among it."""
         holders = [*self._queues.preempted, *self._queues.running] if lacking else list(self._queues.running)
         victims = []
         for holder in holders:

@@ -1,8 +1,8 @@
 """The tables that say where a sequence's pages are: set when it is admitted, and extended as it grows.
 
 A sequence's part of the device buffer has two areas. The ring holds its newest pages, each at a fixed index. The
-rest is managed as LRU (`hiscore.decoding.sparse.residency`): it starts with the first page and those before the
-ring. A sequence that fits into its buffer has neither: `KVCache.fully_resident`.
+rest is managed as LRU (`hiscore.decoding.sparse.residency`): it starts with the first page and the pages before
+the ring. A sequence that fits into its buffer has neither area: `KVCache.fully_resident`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,7 @@ from hiscore.device.copies import upload
 
 @dataclass(frozen=True)
 class InitialPages:
-    """Pages to fill an admitted sequence's buffer with, in all sparse layers and heads.
-
-    Attributes:
-        pages: int64 [n] on the CPU, page numbers within the sequence.
-        device_pages: int64 [n] on the CPU, the device pages that take them.
-    """
+    """Pages that an admitted sequence's buffer starts with, and device pages for them: int64 [n], on the CPU."""
 
     pages: Tensor
     device_pages: Tensor
@@ -45,13 +40,9 @@ def admit(
     """Set a sequence's tables; the caller then copies the pages that are returned.
 
     Args:
-        cache: Updated in place.
-        seq_index: The sequence's row of the tables.
-        length: Tokens that it has.
         host_pages: int64 on the CPU, with room for the next token at least.
         device_pages: int64 on the CPU. As many as host pages: the whole sequence is resident. Else the LRU area,
             then the ring. None without sparse layers.
-        full_attention: It attends to everything.
         window_pages: int32, see `Admission`.
 
     Raises:
@@ -88,12 +79,7 @@ def admit(
 
 
 def grow(cache: KVCache, growths: Sequence[Growth]) -> None:
-    """Add pages to the tables of running sequences.
-
-    Args:
-        cache: Updated in place.
-        growths: At most one for each sequence.
-    """
+    """Add pages to the tables of running sequences, at most one growth for each."""
     device = cache.host_block_table.device
     host = _table_entries((each.seq_index, each.start, each.host_pages) for each in growths)
     _write_table(cache.host_block_table, host)
@@ -112,7 +98,7 @@ def grow(cache: KVCache, growths: Sequence[Growth]) -> None:
 
 
 def _spill(cache: KVCache, growth: Growth, spilled: int) -> None:
-    """A resident sequence becomes one with an LRU area and a ring; its tokens stay where they are."""
+    """Give a resident sequence an LRU area and a ring; its tokens stay where they are."""
     device = cache.host_block_table.device
     into = upload(growth.device_pages[:spilled].astype(np.int64), device)
     held = upload(growth.old_host_pages.astype(np.int64), device)
@@ -124,7 +110,7 @@ def _spill(cache: KVCache, growth: Growth, spilled: int) -> None:
 
 
 def _table_entries(pages: Iterable[tuple[int, int, Int32]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, columns and values, on the CPU, of runs of entries of a table: (row, first column, values)."""
+    """Flatten runs of a table's entries, (row, first column, values), into rows, columns and values on the CPU."""
     entries = [
         (np.full(len(values), row), start + np.arange(len(values)), values) for row, start, values in pages
     ]
@@ -138,11 +124,7 @@ def _write_table(table: Tensor, entries: tuple[Tensor, Tensor, Tensor]) -> None:
 
 
 def slot_mapping(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
-    """Slots of a step's new tokens.
-
-    Returns:
-        int32 [R] each, -1 for padding: slots in host pages (host pool, dense layers, index); slots in the buffer.
-    """
+    """Return new tokens' slots in host pages (dense layers, index) and the buffer: int32 [R], -1 for padding."""
     shape = cache.shape
     position = batch.positions.long()
     pages, offsets = position // shape.page_size, position % shape.page_size
@@ -154,7 +136,7 @@ def slot_mapping(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
 
 
 def window_slots(cache: KVCache, batch: StepBatch) -> Tensor:
-    """Slots of a step's new tokens in windowed layers: int32 [R], -1 for padding."""
+    """Return the slots of a step's new tokens in windowed layers: int32 [R], -1 for padding."""
     page_size, position = cache.shape.page_size, batch.positions.long()
     pages = cache.window_block_table[batch.table_rows, position // page_size]
     return torch.where(batch.valid, pages * page_size + position % page_size, -1).int()

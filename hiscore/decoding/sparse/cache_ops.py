@@ -21,7 +21,7 @@ class PageLists:
     Attributes:
         pages: int32 [R, H, K]; by_sequence: a block table [max_sequences, K].
         counts: int32 [R, H]; [R, 1] where all heads have the same.
-        by_sequence: Whether `pages` is indexed by sequence, not by row and head.
+        by_sequence: `pages` is indexed by sequence, not by row and head.
         wait: To be called before what reads pages listed as ~page is launched: they are still being swapped in.
             None: no page is. `attend` calls it.
     """
@@ -50,68 +50,39 @@ class SelectedPages:
 class CacheOps(Protocol):
     """Operations on the cache, in the order of a step; then those on prompts.
 
-    Throughout, staging is [Lh, slots, C, H, head_dim], the host's layers, and slots in it are in the order of
-    positions.
+    Throughout, `layer` is an index among all layers and q is [R, heads, head_dim]. Staging is [Lh, slots, C, H,
+    head_dim], the host's layers, with slots in the order of positions. Slots are int32 [n], those of a step from
+    `slot_mapping`.
     """
 
     def slot_mapping(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        """Slots of new tokens.
-
-        Returns:
-            int32 [R] each, -1 for padding: slots in host pages (host pool, dense layers, index); slots in the
-            buffer.
-        """
+        """Return new tokens' slots in host pages (dense layers, index) and buffer: int32 [R], -1 for padding."""
         ...
 
     def window_slots(self, batch: StepBatch) -> Tensor:
-        """Slots of new tokens in windowed layers: int32 [R], -1 for padding."""
+        """Return the slots of new tokens in windowed layers: int32 [R], -1 for padding."""
         ...
 
     def write_index(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
-        """Add a step's keys to the index.
-
-        Args:
-            layer: Index among all layers.
-            keys: [R, H, head_dim]; of an indexer: [R, index_dim].
-            host_slots: int32 [R], from `slot_mapping`.
-        """
+        """Add a step's keys, [R, H, head_dim] or an indexer's [R, index_dim], to the index."""
 
     def page_scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
-        """Score pages by their bounds or keys.
-
-        Args:
-            layer: Index among all layers.
-            q: [R, heads, head_dim], rotated queries.
-            batch: Rows of the step.
-
-        Returns:
-            [R, heads, pages].
-        """
+        """Score pages by their bounds or keys: rotated queries, [R, heads, head_dim], to [R, heads, pages]."""
         ...
 
     def indexer_scores(self, layer: int, q: Tensor, gates: Tensor, batch: StepBatch) -> Tensor:
-        """Score tokens by a checkpoint's own indexer.
+        """Score tokens by a checkpoint's own indexer: float32 [R, 1, pages].
 
         Args:
-            layer: Index among all layers.
             q: The indexer's queries [R, index heads, index_dim], in the dtype of the index.
             gates: float32 [R, index heads], all scales included.
-            batch: Rows of the step.
-
-        Returns:
-            float32 [R, 1, pages].
         """
         ...
 
     def select_pages(self, layer: int, scores: Tensor, batch: StepBatch) -> SelectedPages:
-        """Select pages by their scores and begin to swap the missing ones into the buffer.
+        """Select pages by their scores, [R, heads, pages], and begin to swap the missing ones into the buffer.
 
         They are there after `PageLists.wait`, or once all that was launched has run.
-
-        Args:
-            layer: Index among all layers.
-            scores: [R, heads, pages].
-            batch: Rows of the step.
         """
         ...
 
@@ -128,86 +99,32 @@ class CacheOps(Protocol):
         ...
 
     def attend(self, layer: int, q: Tensor, lists: PageLists, batch: StepBatch) -> Tensor:
-        """softmax(cap(q k^T * scale)) v over listed pages.
-
-        Args:
-            layer: Index among all layers.
-            q: [R, heads, head_dim].
-            lists: Pages that each row attends to.
-            batch: Rows of the step.
-
-        Returns:
-            [R, heads, value_dim].
-        """
+        """Compute softmax(cap(q k^T * scale)) v over listed pages: [R, heads, value_dim]."""
         ...
 
     def offload_step(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
-        """Copy a step's new tokens, the host's layers, to the host pool.
-
-        Args:
-            host_slots: int32 [R], from `slot_mapping`.
-            buffer_slots: int32 [R], from `slot_mapping`.
-        """
+        """Copy a step's new tokens, the host's layers, to the host pool."""
 
     def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy a prompt, or a part of one that starts at a page, from staging to the host, the host's layers.
-
-        Args:
-            staging: Where the prompt was prefilled.
-            slots: int32 [n], its slots in staging.
-            host_pages: int32, its host pages.
-        """
+        """Copy a prompt, or a part that starts at a page, from staging to its host pages, the host's layers."""
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy a sequence from the host back to staging, the host's layers.
-
-        Args:
-            staging: Updated in place.
-            slots: int32 [n], slots in staging to write.
-            host_pages: int32, the sequence's host pages.
-        """
+        """Copy a sequence from its host pages, int32, back to staging, the host's layers."""
 
     def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
-        """Add a prompt's keys to the index of all sparse layers; does nothing for an indexer, which has its own.
-
-        Args:
-            staging: Where the prompt was prefilled.
-            slots: int32 [n], its slots in staging.
-            host_pages: int32, its host pages.
-            host_slots: int32 [n], its slots in these.
-        """
+        """Add a prompt's keys to the index of all sparse layers; do nothing for an indexer, which has its own."""
 
     def fill_buffer(self, staging: Tensor, slots: Tensor, buffer_slots: Tensor) -> None:
-        """Copy tokens from staging to the buffer, all sparse layers.
-
-        Args:
-            staging: Where the prompt was prefilled.
-            slots: int32 [n], slots in staging.
-            buffer_slots: int32 [n], slots in the buffer.
-        """
+        """Copy tokens from staging to the buffer, all sparse layers."""
 
     def fill_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
-        """Copy tokens from staging to `dense_kv`, all dense layers.
-
-        Args:
-            staging: Where the prompt was prefilled.
-            slots: int32 [n], slots in staging.
-            host_slots: int32 [n], slots in `dense_kv`.
-        """
+        """Copy tokens from staging to `dense_kv`, all dense layers."""
 
     def restore_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
-        """Copy tokens from `dense_kv` to staging, all dense layers: the first ones.
-
-        Args:
-            staging: Updated in place.
-            slots: int32 [n], slots in staging to write.
-            host_slots: int32 [n], slots in `dense_kv`.
-        """
+        """Copy tokens from `dense_kv` to staging, all dense layers: the first ones."""
 
     def keep_windows(self, slots: Tensor, window_slots: Tensor) -> None:
-        """Move tokens within `window_kv`, all windowed layers, from the rows of a prefill to its sequences' pages.
+        """Move tokens within `window_kv`, all windowed layers, from a prefill's rows to slots of its sequences.
 
-        Args:
-            slots: int32 [n], slots to read.
-            window_slots: int32 [n], slots to write: others, and none twice.
+        The slots to write are others than those to read, and none is named twice.
         """

@@ -19,34 +19,18 @@ from hiscore.decoding.sparse.selection import (
 
 
 class DsaSelector:
-    """Like a `Selector`, but scores the indexer's queries; layers that share an indexer share its scores."""
+    """Scores the indexer's queries, else like a `Selector`; layers that share an indexer share its scores."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
 
     def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
-        """Add index keys to the index.
-
-        Args:
-            layer: Index among all layers.
-            keys: [n, index_dim] or [n, 1, index_dim], as they are stored.
-            host_slots: int32 [n], slots in host pages; -1: leave out.
-        """
+        """Add keys, [n, index_dim] or [n, 1, index_dim], to the index, except where a host slot is -1."""
         (kept,) = torch.nonzero(host_slots >= 0, as_tuple=True)
         self._cache.index_of(layer)[host_slots[kept].long()] = keys[kept].flatten(1)
 
     def scores(self, layer: int, q: Tensor, gates: Tensor, batch: StepBatch) -> Tensor:
-        """Sum over index heads of gate * relu(q . key).
-
-        Args:
-            layer: Index among all layers.
-            q: [R, index heads, index_dim].
-            gates: float32 [R, index heads].
-            batch: Rows of the step.
-
-        Returns:
-            float32 [R, 1, N].
-        """
+        """Sum gate * relu(q . key) over the heads of q, [R, index heads, index_dim]: float32 [R, 1, N]."""
         cache = self._cache
         index = cache.index_of(layer)
         out = zero_scores(cache, batch, 1, torch.float32)

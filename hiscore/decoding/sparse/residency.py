@@ -1,8 +1,8 @@
-"""Which pages of a sequence are on the device, and how selected ones get there: LRU and copies.
+"""Residency of pages on the device, and the way of selected ones there: LRU and copies.
 
 Outside its ring, a sequence's part of the device buffer takes the pages that selectors select, in place of the
-least recently used ones. Each layer and KV head has its own residency. What a sequence starts with is up to
-`hiscore.decoding.sparse.block_tables`.
+least recently used ones. Each layer and KV head has its own residency. The pages that a sequence starts with are
+up to `hiscore.decoding.sparse.block_tables`.
 """
 
 import torch
@@ -29,19 +29,10 @@ def window_pages_of(cache: KVCache, selection: Selection, batch: StepBatch) -> T
 
 
 def swap_in(cache: KVCache, layer: int, selection: Selection, batch: StepBatch) -> Tensor:
-    """Bring the selected pages of a layer into the device buffer.
+    """Bring the selected pages of a layer into the buffer; return device pages, int32 [R, H, K], 0 for none.
 
     Missing pages evict the least recently used ones, both in ascending order. A page selected by this step is
     never evicted by it.
-
-    Args:
-        cache: Updated in place.
-        layer: Index among all layers.
-        selection: Pages per row and KV head.
-        batch: Rows of the step.
-
-    Returns:
-        int32 [R, H, K]: device pages; 0 where nothing was selected.
     """
     shape, at = cache.shape, cache.sparse[layer]
     device_page_of, host_page_of, last_use = (
@@ -86,15 +77,7 @@ def swap_in(cache: KVCache, layer: int, selection: Selection, batch: StepBatch) 
 
 
 def copy_pages(cache: KVCache, layer: int, host_pages: Tensor, heads: Tensor, device_pages: Tensor) -> None:
-    """Copy pages of single heads of a layer from the host pool into the buffer.
-
-    Args:
-        cache: Updated in place.
-        layer: Index among all layers.
-        host_pages: int64 [n].
-        heads: int64 [n], KV heads.
-        device_pages: int64 [n].
-    """
+    """Copy pages of single KV heads of a layer, int64 [n] each, from the host pool into the buffer."""
     copied = cache.read_host(layer, host_pages, heads)  # [n, C, P, head_dim]
     buffer = cache.buffer[cache.sparse[layer]].unflatten(0, (-1, cache.shape.page_size))
     buffer[device_pages, :, :, heads] = copied.transpose(1, 2)
@@ -106,12 +89,12 @@ def _pages_of(table: Tensor, selection: Selection, batch: StepBatch) -> Tensor:
 
 
 def _look_up(table: Tensor, entries: Tensor) -> Tensor:
-    """table [R, N], entries int64 [R, H, K] -> [R, H, K]."""
+    """Gather entries, int64 [R, H, K], from rows of a table, [R, N]."""
     return table.gather(1, entries.flatten(1)).view(entries.shape)
 
 
 def _least_recently_used(last_use: Tensor, counts: Tensor) -> Tensor:
-    """The counts [R, H] least entries of last_use [R, H, n]: their indices, ascending, int64 [R, H, n]; then n."""
+    """Find the counts [R, H] least entries of last_use [R, H, n]: ascending indices, int64 [R, H, n], then n."""
     order = last_use.argsort(dim=-1, stable=True)
     entry = torch.arange(last_use.shape[-1])
     return torch.where(entry < counts[..., None], order, last_use.shape[-1]).sort(dim=-1).values

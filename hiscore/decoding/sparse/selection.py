@@ -1,4 +1,4 @@
-"""Which pages a row attends to: the interface of selectors and what they share."""
+"""Selection of the pages that a row attends to: the interface of selectors and what they share."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,21 +30,13 @@ class Selector(Protocol):
     """Scores pages in the sparse layers by an index of their keys."""
 
     def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
-        """Add new tokens to the index, in the order of positions; a page's first token starts it afresh.
+        """Add new keys, [n, H, head_dim], in the order of positions, except where a host slot is -1.
 
-        Args:
-            layer: Index among all layers.
-            keys: [n, H, head_dim].
-            host_slots: int32 [n], slots in host pages; -1: leave out.
+        A page's first token starts the page's entry in the index afresh.
         """
 
     def scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
-        """Score pages.
-
-        Args:
-            layer: Index among all layers.
-            q: [R, heads, head_dim], rotated queries.
-            batch: Rows of the step.
+        """Score pages by rotated queries, [R, heads, head_dim].
 
         Returns:
             [R, heads, N], where N is the largest number of pages of a row; 0 beyond a row's pages and in rows that
@@ -65,7 +57,7 @@ def page_budgets(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
 
 
 def rows_to_score(cache: KVCache, batch: StepBatch) -> list[tuple[int, Tensor]]:
-    """Rows that do not get all of their pages, each with its host pages, int64 [n].
+    """List the rows that do not get all of their pages, each with its host pages, int64 [n].
 
     Selectors score row by row at each row's own length, so that no bit of a score depends on the rest of the
     batch.
@@ -79,7 +71,7 @@ def rows_to_score(cache: KVCache, batch: StepBatch) -> list[tuple[int, Tensor]]:
 
 
 def zero_scores(cache: KVCache, batch: StepBatch, heads: int, dtype: torch.dtype) -> Tensor:
-    """Zeros [R, heads, N] for a selector to fill in."""
+    """Make zeros [R, heads, N] for a selector to fill in."""
     lengths, _ = page_budgets(cache, batch)
     return torch.zeros((len(lengths), heads, int(lengths.max()) if len(lengths) else 0), dtype=dtype)
 
@@ -87,15 +79,9 @@ def zero_scores(cache: KVCache, batch: StepBatch, heads: int, dtype: torch.dtype
 def select_by_attention(
     cache: KVCache, scores: Tensor, batch: StepBatch, soft_cap: float | None
 ) -> Selection:
-    """Select by the mean over a KV head's group of each query head's softmax over all pages.
+    """Select by logits [R, heads, N]: the mean, over a KV head's query heads, of their softmax over all pages.
 
     The first page and `CacheShape.newest_selected` of the newest are always selected.
-
-    Args:
-        cache: Read only.
-        scores: Logits [R, heads, N].
-        batch: Rows of the step.
-        soft_cap: Applied to the logits.
     """
     lengths, budgets = page_budgets(cache, batch)
     shares = attention_shares(cache, scores, batch, soft_cap)
@@ -107,18 +93,9 @@ def select_by_attention(
 def attention_shares(
     cache: KVCache, scores: Tensor, batch: StepBatch, soft_cap: float | None = None
 ) -> Tensor:
-    """Softmax over each row's pages, averaged over the query heads of each KV head.
+    """Average the softmax over each row's pages over the query heads of a KV head: [R, heads, N] to [R, H, N].
 
     A row that gets all of its pages has no scores; its pages share attention equally.
-
-    Args:
-        cache: Read only.
-        scores: [R, heads, N].
-        batch: Rows of the step.
-        soft_cap: Applied to the scores; None: none.
-
-    Returns:
-        [R, H, N].
     """
     heads = cache.shape.kv_heads
     lengths, _ = page_budgets(cache, batch)
@@ -134,7 +111,7 @@ def attention_shares(
 
 
 def select_all_pages(batch: StepBatch, kv_heads: int, page_size: int) -> Selection:
-    """Every page of every row."""
+    """Select every page of every row."""
     counts = torch.where(batch.valid, batch.positions.long() // page_size + 1, 0)
     page = torch.arange(int(counts.max()) if len(counts) else 0)
     pages = torch.where(page < counts[:, None], page, -1).int()

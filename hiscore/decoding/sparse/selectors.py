@@ -1,4 +1,4 @@
-"""The values of the SELECTOR setting and what implements each. A new selector is added here.
+"""Values of the SELECTOR setting, with the selectors that implement them. A new selector is added here.
 
 The kernels (`triton_cache_ops`) follow the index kind and need nothing new for a selector that shares one.
 
@@ -68,7 +68,6 @@ class SelectorKind:
     """Needs of a selector in the cache, and its PyTorch implementation.
 
     Attributes:
-        index_kind: Index of keys on the device, from which `CacheShape.tensors` takes its shape.
         page_size: Tokens that are selected, moved and evicted together.
         dense_layers: The first layers that attend to everything and stay on the device as a whole.
         make: The PyTorch implementation over a cache; None where every layer is dense.
@@ -94,6 +93,6 @@ SELECTORS: dict[str, SelectorKind] = {
 
 
 def make_selector(cache: KVCache, shape: AttentionShape) -> Selector | DsaSelector | None:
-    """The PyTorch selector for a cache's index; None without an index."""
+    """Make the PyTorch selector for a cache's index; None without an index."""
     kind = next(kind for kind in SELECTORS.values() if kind.index_kind == cache.shape.index_kind)
     return kind.make(cache, shape) if kind.make else None

@@ -5,15 +5,11 @@ from collections.abc import Callable
 import torch
 
 PRIORITY = -2
-"""Above that of the stream of steps: few programs, which must not queue behind the many that they run beside."""
+"""Priority above that of steps: few programs, which must not queue behind the many that they run beside."""
 
 
 class SideStream:
-    """Works in a graph's capture too, as a branch; without a CUDA device work runs in order.
-
-    Args:
-        device: Of the stream.
-    """
+    """Runs work on a stream, in a graph's capture on a branch, and without a CUDA device in order."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device, priority=PRIORITY) if device.type == "cuda" else None
@@ -21,13 +17,9 @@ class SideStream:
     def launch(self, work: Callable[[], None]) -> Callable[[], None]:
         """Launch work that follows all that was launched before on the current stream.
 
-        Args:
-            work: Launches kernels.
-
-        Returns:
-            A function that makes the current stream wait for the work. It has to be called: until then it keeps
-            `work`, and with it the tensors that the work reads, of whose use on the other stream the allocator
-            knows nothing.
+        The function that is returned makes the current stream wait for the work. It has to be called: until then
+        it keeps `work`, and with it the tensors that the work reads, of whose use on the other stream the
+        allocator knows nothing.
         """
         if self._stream is None:
             work()
@@ -48,4 +40,4 @@ class SideStream:
 
 
 def _nothing() -> None:
-    """Nothing to wait for: work has run in order."""
+    """Wait for nothing: work has run in order."""

@@ -18,12 +18,7 @@ ALL = slice(None)
 
 
 class TorchCacheOps:
-    """`CacheOps` over a cache on the CPU; methods are documented there.
-
-    Args:
-        shape: Attention over the cache's heads (a latent is one KV head).
-        value_dim: Leading channels of a latent that are its value; None with separate values.
-    """
+    """`CacheOps` over a cache on the CPU; a latent's `value_dim` leading channels are its value."""
 
     def __init__(self, cache: KVCache, shape: AttentionShape, value_dim: int | None = None) -> None:
         self._cache, self._shape, self._value_dim = cache, shape, value_dim
@@ -123,7 +118,7 @@ class TorchCacheOps:
         tokens[:, window_slots.long()] = tokens[:, slots.long()]
 
     def _pages_and_offsets(self, host_pages: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Places of a sequence's first tokens on the host: pages and offsets in these, int64 [tokens]."""
+        """Find a sequence's first tokens on the host: pages and offsets in these, int64 [tokens]."""
         position = torch.arange(tokens)
         page_size = self._cache.shape.page_size
         return host_pages.long()[position // page_size], position % page_size

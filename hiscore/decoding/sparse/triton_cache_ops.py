@@ -36,7 +36,6 @@ class TritonCacheOps(TritonTransfers):
     """`CacheOps` over a cache on a CUDA device; methods are documented there.
 
     Args:
-        shape: Attention over the cache's heads (a latent is one KV head).
         max_length: Tokens of the longest sequence in a batch; sets the launch grids.
         full_attention: Sequences may attend to everything; page lists are then as long as max_length.
         value_dim: Leading channels of a latent that are its value; None with separate values.
@@ -64,7 +63,7 @@ class TritonCacheOps(TritonTransfers):
         return self._map_slots(batch, self._cache.window_block_table)[0]
 
     def _map_slots(self, batch: StepBatch, table: Tensor) -> tuple[Tensor, Tensor]:
-        """See `slot_mapping`; table: of the first slots."""
+        """Map a batch to slots, the first of which are in the table's pages."""
         cache, sizes, rows = self._cache, self._cache.shape, len(batch.seq_indices)
         host_slots, buffer_slots = torch.empty_like(batch.seq_indices), torch.empty_like(batch.seq_indices)
         slot_mapping.map_slots[(triton.cdiv(rows, 128),)](
@@ -76,7 +75,7 @@ class TritonCacheOps(TritonTransfers):
         return host_slots, buffer_slots
 
     def write_index(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
-        """See `CacheOps`; of each page at most one token at a time."""
+        """Add keys to the index, of each page at most one at a time."""
         cache = self._cache
         if cache.shape.index_kind == "none":
             return
@@ -170,7 +169,7 @@ class TritonCacheOps(TritonTransfers):
         return replace(self.all_pages(batch), pages=self._cache.device_block_table)
 
     def attend(self, layer: int, q: Tensor, lists: PageLists, batch: StepBatch) -> Tensor:
-        """See `CacheOps`; the output of a row without pages, padding included, is uninitialised memory."""
+        """Attend; the output of a row without pages, padding included, is uninitialised memory."""
         shape, page_size = self._shape, self._cache.shape.page_size
         _check_contiguous_heads(q)
         max_tokens = min(lists.pages.shape[-1], self._max_pages) * page_size
@@ -182,11 +181,7 @@ class TritonCacheOps(TritonTransfers):
         )  # fmt: skip
 
     def _swaps_beside(self, rows: int, width: int) -> bool:
-        """Return whether swap-ins run beside attention to what is there; width: pages of the longest list.
-
-        Those of ranks are exchanged, and a chain of kernels has no branches. Of pages of one token a few are
-        missing in nearly every split.
-        """
+        """Return whether swap-ins run beside attention: not if exchanged, chained, or of pages of one token."""
         shape = self._cache.shape
         programs = rows * shape.kv_heads * triton.cdiv(width * shape.page_size, paged_triton.SPLIT)
         return (
@@ -198,11 +193,11 @@ class TritonCacheOps(TritonTransfers):
 
 
 def _is_chained(rows: int) -> bool:
-    """Return whether the kernels of a step are launched dependently, see `gemv.pdl_launch_kwargs`."""
+    """Return whether the kernels of a step are launched dependently (`gemv.pdl_launch_kwargs`)."""
     return rows <= GEMV_MAX_ROWS and triton_ops.supports_pdl()
 
 
 def _check_contiguous_heads(x: Tensor) -> None:
-    """Kernels take the stride of rows, but expect a row's heads next to each other."""
+    """Refuse heads of a row that are not next to each other: kernels take only the stride of rows."""
     if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
         raise ValueError(f"heads of a row must be contiguous, but strides are {x.stride()}")

@@ -26,25 +26,21 @@ from hiscore.settings import CacheSettings, DecodeSettings
 log = logging.getLogger(__name__)
 
 PARTS = "parts"
-"""Where a rank holds what it has loaded, until its worker is made of it."""
+"""Key of what a rank has loaded, until its worker is made of it."""
 
 # Tokens of a prefill forward. Running sequences may have to wait for one between two tokens: see `prefill_shares`.
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": SHARED_TOKENS}
 LONG_PREFILL_TOKEN_BUDGET, LARGE_DEVICE_BYTES = 8_192, 60 * 2**30
-"""On devices of so much memory, unless layers keep a window only: those hold the keys and values of a whole
-forward, 2.5 GiB of 8,192 tokens for Gemma 3 12B."""
+"""Budget on devices of so much memory, unless layers keep a window only: those hold the keys and values of a whole
+forward, 2.5 GiB of 8,192 tokens for Gemma 3 12B.
+"""
 LATENT_PREFILL_TOKEN_BUDGET = 2_048
-"""With an indexer: so many tokens the models select, and a forward whose rows all see fewer selects none."""
+"""Budget with an indexer: models select so many tokens, and a forward whose rows all see fewer selects none."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def prefill_token_budget(checkpoint: str | Path, device: torch.device) -> int:
-    """Tokens of a prefill forward.
-
-    Args:
-        checkpoint: Its directory.
-        device: Where it is served.
-    """
+    """Choose the tokens of a prefill forward."""
     budget, checkpoint = PREFILL_TOKEN_BUDGET[device.type], Path(checkpoint)
     if is_latent(checkpoint):
         return min(budget, LATENT_PREFILL_TOKEN_BUDGET)
@@ -57,14 +53,7 @@ def prefill_token_budget(checkpoint: str | Path, device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Build:
-    """Parameters of the build on each rank.
-
-    Attributes:
-        settings: What the model is set to.
-        dtype: Of weights, keys and values.
-        budget: Tokens of one prefill forward at most.
-        keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so.
-    """
+    """Parameters of the build on each rank; `budget` is the tokens of one prefill forward at most."""
 
     settings: DecodeSettings
     dtype: torch.dtype
@@ -73,17 +62,11 @@ class Build:
 
     @property
     def checkpoint(self) -> Path:
-        """Its directory."""
         return Path(self.settings.checkpoint)
 
 
 def make_worker(settings: DecodeSettings, leader: Leader, resources: ServerResources) -> Worker:
     """Plan the memory, load the checkpoint and allocate the pools, on each rank.
-
-    Args:
-        settings: What the model is set to.
-        leader: Has all ranks do what it is given.
-        resources: What the model shares with its server.
 
     Raises:
         MemoryExceeded: There is no room for it.
@@ -120,7 +103,7 @@ def enter(rank: Rank, resources: ServerResources) -> None:
 
 
 def agree(rank: Rank, what: Build) -> MemoryBudget:
-    """Work: the sizes of the pools that all ranks have room for, since a page is the same on each."""
+    """Work: agree on pool sizes that all ranks have room for, since a page is the same on each."""
     resources: ServerResources = rank.held["resources"]
     weights = bytes_of_rank(what.checkpoint, what.dtype, what.keeps_fp8, rank.shard)
     own = memory_budget(
@@ -186,7 +169,7 @@ def build_worker(
     group: Group | None = None,
     keeps_fp8: bool = False,
 ) -> CacheWorker:
-    """Build a worker from settings that leave nothing to choose, where there is no server. See `load_parts`."""
+    """Build a worker from settings that leave nothing to choose, where there is no server."""
     parts = load_parts(
         checkpoint, settings, memory, device, dtype, prefill_token_budget, None, group, keeps_fp8
     )

@@ -35,20 +35,14 @@ REACHES = (2_048, 8_192, 16_384)
 
 
 def buckets_up_to(most: int, sizes: tuple[int, ...], step: int) -> list[int]:
-    """The sizes below `most`, further ones a `step` apart, and `most`."""
+    """List the sizes below `most`, further ones a `step` apart, and `most`."""
     more = range(sizes[-1] + step, most, step)
     return [size for size in (*sizes, *more) if size < most] + [most]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Kind of step that a graph is captured for.
-
-    Attributes:
-        rows: Rows, padding included.
-        reach: Tokens of the longest context.
-        attends: What the sequences attend to.
-    """
+    """Kind of step that a graph is captured for: rows, padding included, and tokens of the longest context."""
 
     rows: int
     reach: int
@@ -95,7 +89,7 @@ class GraphRunner:
     def forward(
         self, seq_indices: Int32, positions: Int32, attends: Attends, sampling: SamplingBatch | None = None
     ) -> StepOutputs:
-        """See `StepRunner`. One copy takes options, sequence indices and positions to the device."""
+        """Launch a step; one copy takes options, sequence indices and positions to the device."""
         count, longest = len(seq_indices), int(positions.max()) + 1
         drawn = sampling is None or sampling.fits_graph
         bucket = Bucket(
@@ -141,7 +135,7 @@ class GraphRunner:
         return kept, torch.stack(slots), readback
 
     def _buckets(self) -> list[Bucket]:
-        """All buckets, the largest first: the others reuse their memory."""
+        """List all buckets, the largest first: the others reuse their memory."""
         kinds = tuple(Attends) if self._model.cache.sparse else (Attends.FULL,)
         return [
             Bucket(rows, reach, attends)

@@ -16,7 +16,8 @@ Event = NewType("Event", int)
 
 class Queue(Enum):
     """COMPUTE: prefills, decode steps, everything else that forwards need. OFFLOAD: copies to the host. RESTORE:
-    copies of sequences from there."""
+    copies of sequences from there.
+    """
 
     COMPUTE = "compute"
     OFFLOAD = "offload"

@@ -1,6 +1,6 @@
 """Launch copies to the host behind the forwards whose tokens they read, and forwards behind the copies they need.
 
-`OffloadSchedule` says what waits for which copy; this is what carries it out on the device's queues.
+`OffloadSchedule` says what waits for which copy; `HostCopies` carries it out on the device's queues.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,7 @@ from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 
 
 class HostCopies:
-    """The copies of a worker.
-
-    Args:
-        queues: Where forwards and copies run.
-        schedule: Their order.
-        ops: Launches the copies themselves.
-    """
+    """The copies of a worker, which `ops` launches on the queues in the order of the schedule."""
 
     def __init__(self, queues: DeviceQueues, schedule: OffloadSchedule, ops: CacheOps) -> None:
         self.queues, self.schedule, self.ops = queues, schedule, ops
@@ -44,13 +38,7 @@ class HostCopies:
         self.wait_for(self.schedule.step_waits_for(seq_indices, positions))
 
     def offload_step(self, slots: tuple[Tensor, Tensor], seq_indices: Int32, positions: Int32) -> None:
-        """Copy a launched step's tokens to the host.
-
-        Args:
-            slots: int32 [R] each: of the host and of the buffer.
-            seq_indices: int32 [R].
-            positions: int32 [R].
-        """
+        """Copy a launched step's tokens to the host, from slots of the host and of the buffer, int32 [R] each."""
         self.schedule.step_launched(seq_indices, positions)
         with self.behind_forward():
             self._copy_step(slots)
@@ -66,11 +54,10 @@ class HostCopies:
             yield
 
     def prompt_copied(self, seq_index: int, start: int, end: int, staging_pages: Int32) -> None:
-        """Record the copy of a prompt that was just launched: see `OffloadSchedule`."""
+        """Record the copy of a prompt that was just launched."""
         self.schedule.prompt_copied(self._record(Queue.OFFLOAD), seq_index, start, end, staging_pages)
 
     def drained(self, seq_index: int) -> bool:
-        """See `Worker`."""
         self.collect()
         return self.schedule.drained(seq_index)
 

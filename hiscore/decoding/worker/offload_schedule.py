@@ -40,9 +40,7 @@ class Copy:
 
     Attributes:
         done: Event recorded behind it.
-        seq_indices: int32 [n].
         positions: int32 [n]: the newest position copied of each sequence.
-        tokens: Number of tokens copied.
     """
 
     done: Event
@@ -64,7 +62,6 @@ class OffloadSchedule:
         Args:
             width: W, see the module. With W = 1 a forward waits for the copy of the step before.
             max_sequences: Sequences have indices below this.
-            staging_pages: Pages of the staging pool.
 
         Raises:
             ValueError: The width is below 1.
@@ -114,9 +111,6 @@ class OffloadSchedule:
 
         Args:
             done: Event recorded behind the copy.
-            seq_index: The sequence's.
-            start: First position.
-            end: The position after the last one.
             staging_pages: int32: pages that the copy reads.
         """
         newest = np.array([end - 1], np.int32)
@@ -134,7 +128,6 @@ class OffloadSchedule:
 
         Args:
             seq_indices: int32 [R], no index twice.
-            positions: int32 [R].
 
         Raises:
             ValueError: A position is not its sequence's next.
@@ -149,13 +142,7 @@ class OffloadSchedule:
         self._written[seq_indices] = positions
 
     def step_copied(self, done: Event, seq_indices: Int32, positions: Int32) -> None:
-        """Record a step's launched copy.
-
-        Args:
-            done: Event recorded behind the copy.
-            seq_indices: int32 [R].
-            positions: int32 [R].
-        """
+        """Record a step's launched copy; `done` is recorded behind it."""
         ticket = self._add(Copy(done, seq_indices.copy(), positions.copy(), len(seq_indices)))
         self._newest_ticket[seq_indices] = self._tickets[seq_indices, positions % self.width] = ticket
 

@@ -32,14 +32,14 @@ from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.parallel.rank import Leader, Rank
 
 PLACE = "worker"
-"""Where a rank holds its own `Worker`."""
+"""Key of a rank's own `Worker`."""
 FAILED = "failed sequences"
-"""Where a rank other than the first holds the indices of those that failed in its last launch."""
+"""Key of the indices of sequences that failed in the last launch of a rank other than the first."""
 POLL_S = 1e-4
 
 
 class ParallelWorker(Worker):
-    """The first rank's, for the engine."""
+    """The first rank's worker, for the engine."""
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
@@ -89,10 +89,7 @@ def worker_of(rank: Rank) -> Worker:
 
 
 def call(rank: Rank, method: str, arguments: Sequence[Any], failed: frozenset[int]) -> Any:
-    """Work: a method of each rank's worker.
-
-    Args:
-        failed: Indices of the sequences that failed in the first rank's last launch.
+    """Work: call a rank's worker; `failed` are the sequences that failed in the first rank's last launch.
 
     Raises:
         RuntimeError: Another sequence failed in this rank's.

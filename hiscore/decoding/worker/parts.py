@@ -38,16 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of one rank.
-
-    Attributes:
-        cache: Keys and values.
-        cache_config: What the scheduler plans with.
-        settings: What the cache is set to: selector, sizes, offload.
-        attention: Heads and widths of the model's attention.
-        value_dim: See `CacheOps`.
-        make_model: What decodes, by the weights of this rank; ranks may exchange something.
-    """
+    """Parts of one rank; ranks may exchange something while `make_model` makes the model."""
 
     cache: KVCache
     cache_config: CacheConfig
@@ -73,12 +64,9 @@ def load_parts(
 
     Args:
         settings: With a selector that the checkpoint has.
-        memory: Bytes of the pools.
-        dtype: Of weights, keys and values.
-        prefill_token_budget: Tokens of one prefill forward at most.
-        resources: What the model shares with its server; None: there is no server, and memory enough.
+        resources: Objects that the model shares with its server; None: there is no server, and memory enough.
         group: The ranks that decode together; None: there is one.
-        keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so.
+        keeps_fp8: Weights stay in fp8 that the checkpoint stores so.
     """
     model_shape, _ = read_shape(checkpoint, settings, group.shard if group else WHOLE)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
@@ -128,13 +116,7 @@ def worker_of_parts(parts: Parts, group: Group | None = None) -> CacheWorker:
 def agree_on(
     paged_attention: FlashInferAttention | None, group: Group, device: torch.device
 ) -> FlashInferAttention | None:
-    """Agree on kernels of prefill for all ranks: FlashInfer where each rank can use it; None: our own kernel.
-
-    Args:
-        paged_attention: What this rank can use.
-        group: The ranks.
-        device: Where this rank computes.
-    """
+    """Agree on kernels of prefill for all ranks: FlashInfer where each rank can use it; None: our own kernel."""
     shard = group.shard
     lacking = torch.zeros(2, shard.ranks, device=device)
     lacking[0, shard.rank] = paged_attention is None

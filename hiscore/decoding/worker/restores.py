@@ -4,9 +4,9 @@ Three rules order them:
 
 - A copy waits for all that was launched on the COMPUTE queue before it: until then, what its staging pages held
   may be read there.
-- What reads its tokens, a prefill or an admission, makes the COMPUTE queue wait for it. The scheduler launches
-  that when the copy has landed, so that running sequences need not wait with it.
-- A sequence is not drained until it has landed. So nobody else is given its pages, neither those that the copy
+- A prefill or an admission, which reads the copied tokens, makes the COMPUTE queue wait for the copy. The
+  scheduler launches it when the copy has landed, so that running sequences need not wait with it.
+- A sequence is not drained until its copy has landed. So no other is given its pages, neither those that the copy
   reads on the host nor those that it writes.
 
 Ranks that share the host pool bring each other what they read: their copies stay on the COMPUTE queue, where all
@@ -20,12 +20,7 @@ from hiscore.decoding.worker.device_queues import DeviceQueues, Event, Queue
 
 
 class Restores:
-    """The copies that have been launched, by the index of their sequence: at most one each.
-
-    Args:
-        queues: The device's queues.
-        queue: Where they run.
-    """
+    """The copies that have been launched on a queue, by the index of their sequence: at most one each."""
 
     def __init__(self, queues: DeviceQueues, queue: Queue) -> None:
         self.queues, self._queue = queues, queue

@@ -16,7 +16,7 @@ from hiscore.device.copies import download
 
 
 class ResultReader:
-    """Counts from one result to the next. schedule: knows how far the copies to the host have come."""
+    """Counts from one result to the next; `schedule` knows how far the copies to the host have come."""
 
     def __init__(self, schedule: OffloadSchedule) -> None:
         self._schedule = schedule
@@ -30,13 +30,9 @@ class ResultReader:
         seconds: float,
         sampling: SamplingBatch | None = None,
     ) -> ForwardResult:
-        """Make a result of `StepOutputs.readback` on the host.
+        """Make a result of `StepOutputs.readback` on the host, int64 [COUNTERS + rows] or more.
 
-        Args:
-            readback: int64 [COUNTERS + rows] or more.
-            rows: Tokens to read.
-            seconds: Time that the forward took on the device.
-            sampling: Of the rows; None: none reports log-probabilities.
+        Without `sampling`, no row reports log-probabilities.
         """
         values = readback.numpy()
         tokens = values[COUNTERS : COUNTERS + rows].astype(np.int32)
@@ -60,13 +56,7 @@ class PendingResult:
     def __init__(
         self, read: Callable[[Tensor, int, float], ForwardResult], rows: int, device: torch.device
     ) -> None:
-        """Start the clock, on the queue in use.
-
-        Args:
-            read: Makes the result of the readback on the host, `rows`, and the seconds that the forward took.
-            rows: Tokens in the readback.
-            device: Where the forward runs.
-        """
+        """Start the clock, on the queue in use; `read` gets the readback, `rows` and the forward's seconds."""
         self._read, self._rows = read, rows
         self.failures: dict[int, Exception] = {}
         self._started = time.perf_counter()

@@ -18,15 +18,12 @@ UNIT = 2.0**32
 
 
 def finite(logits: Tensor) -> Tensor:
-    """Which rows of logits [R, V] can be sampled, bool [R]: no NaN, no +inf, and something above -inf."""
+    """Mark the rows of logits [R, V] that can be sampled, bool [R]: no NaN, no +inf, and something above -inf."""
     return torch.isfinite(logits.amax(-1))
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The id of each row's largest logit, the lowest of equal ones: [R, V] to int64 [R].
-
-    A row that is not `finite` gives an arbitrary id of the vocabulary.
-    """
+    """Find each row's largest logit, of equal ones the lowest id; any id if not `finite`: [R, V] to int64 [R]."""
     return logits.argmax(-1)
 
 
@@ -66,7 +63,7 @@ def sample(
     *,
     filtered: bool = True,
 ) -> Tensor:
-    """Sample one token id per row: temperature, then min-p, top-k and top-p, then a draw in the order of ids.
+    """Sample a token id per row, int64 [R]: temperature, min-p, top-k, top-p, then a draw in the order of ids.
 
     Args:
         logits: float32 [R, V]. A row that is not `finite` gives an arbitrary id of the vocabulary.
@@ -76,9 +73,6 @@ def sample(
         uniforms: float64 [R], in [0, 1): where to draw in the cumulative distribution.
         min_p: float [R]: keep tokens with at least this share of the likeliest token's probability; None: all.
         filtered: False if the caller knows that no row has a top-k or a top-p: the same ids without a sort.
-
-    Returns:
-        int64 [R].
     """
     weights = _weights(logits, temperature)
     if min_p is not None:
@@ -94,7 +88,7 @@ def sample(
 
 
 def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Fixed-point weights, int64 [R, V]: the softmax at a temperature, scaled to a maximum of `UNIT`."""
+    """Make fixed-point weights, int64 [R, V]: the softmax at a temperature, scaled to a maximum of `UNIT`."""
     limits = torch.finfo(logits.dtype)
     # Avoids 0 / 0 and inf / inf: at one limit only the largest logits remain, at the other all finite ones do.
     divisor = temperature.to(logits.dtype).clamp(limits.tiny, limits.max)[:, None]
@@ -103,7 +97,7 @@ def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def _kept(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Which tokens top-k and then top-p keep, bool [R, V]."""
+    """Mark the tokens that top-k and then top-p keep: bool [R, V]."""
     vocabulary = logits.shape[-1]
     order = torch.sort(logits, stable=True, descending=True).indices
     rank = torch.arange(vocabulary, device=logits.device)

@@ -14,10 +14,7 @@ def fill_options(options: Float64, seq_indices: Int32, sampling: SamplingBatch |
     In order: sequence indices, -1 for padding; the same of rows with penalties, -1 for others; temperature, top_k,
     top_p, uniforms and min_p; repetition, presence and frequency penalties.
 
-    Args:
-        options: Written.
-        seq_indices: int32 [R].
-        sampling: How to sample each of the R rows; it `fits_graph`. None: greedily.
+    The sampling of the R rows `fits_graph`; None: greedy.
     """
     count = len(seq_indices)
     options[:2] = -1
@@ -39,7 +36,7 @@ def fill_options(options: Float64, seq_indices: Int32, sampling: SamplingBatch |
 
 
 def padded_options(rows: int, seq_indices: Int32, sampling: SamplingBatch) -> Float64:
-    """`fill_options` of new ones, float64 [OPTIONS, rows]."""
+    """Make options, float64 [OPTIONS, rows], by `fill_options`."""
     options = np.zeros((OPTIONS, rows))
     fill_options(options, seq_indices, sampling)
     return options

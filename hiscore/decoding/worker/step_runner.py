@@ -26,11 +26,11 @@ class Attends(Enum):
     """Reach of attention of the sequences of a step."""
 
     SELECTED = "selected"
-    """What a selector selects."""
+    """Pages that a selector selects."""
     MIXED = "mixed"
-    """Some of them to everything: page lists may be as long as the longest of them."""
+    """Everything for some sequences: page lists may be as long as the longest of them."""
     FULL = "full"
-    """All of them to everything, and all are resident: nothing is scored or selected."""
+    """Everything for all sequences, which are resident: nothing is scored or selected."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StepOutputs:
         buffer_slots: int32 [R]: slots of the new tokens in the device buffers; -1 for padding.
         readback: int64 [COUNTERS + R] or more, valid until the next step is launched: `counters` and tokens, which
             are fed to the next step; `NOT_FINITE` for rows without usable logits.
-        drawn: Whether these are the tokens that were asked for; else they are greedy.
+        drawn: The tokens are those that were asked for; else they are greedy.
     """
 
     logits: Tensor
@@ -54,23 +54,12 @@ class StepOutputs:
 
 
 def new_input_ids(max_sequences: int, device: torch.device) -> Tensor:
-    """`StepRunner.input_ids`; the last element takes what padding writes."""
+    """Make `StepRunner.input_ids`; the last element takes what padding writes."""
     return torch.zeros(max_sequences + 1, dtype=torch.int32, device=device)
 
 
 def feed(ids: Tensor, logits: Tensor, rows: Tensor, input_ids: Tensor, cache: KVCache) -> Tensor:
-    """Feed sampled tokens to their sequences' next steps.
-
-    Args:
-        ids: int64 [R].
-        logits: float32 [R, vocabulary] that they were sampled from.
-        rows: int64 [R]: where to write in `input_ids`.
-        input_ids: See `StepRunner`.
-        cache: Its counters are read.
-
-    Returns:
-        `StepOutputs.readback`.
-    """
+    """Feed sampled ids, int64 [R], to these rows of `input_ids`, int64 [R]; return `StepOutputs.readback`."""
     input_ids.index_copy_(0, rows, ids.int())
     readable = ids.masked_fill(~finite(logits), NOT_FINITE)
     counters = torch.cat((cache.hits, cache.misses, cache.mass.view(torch.int64)))
@@ -80,14 +69,7 @@ def feed(ids: Tensor, logits: Tensor, rows: Tensor, input_ids: Tensor, cache: KV
 def decode_greedily(
     model: DecodeModel, batch: StepBatch, input_ids: Tensor, ops: CacheOps, full_attention: bool
 ) -> StepOutputs:
-    """Run one decode step of the model and sample greedily.
-
-    Args:
-        batch: R rows.
-        input_ids: Input token of each sequence; the greedy tokens are written back to it.
-        ops: The cache operations of the step.
-        full_attention: See `DecodeModel.decode`.
-    """
+    """Run one decode step of the model, sample greedily and write the tokens back to `input_ids`."""
     logits, host_slots, buffer_slots = model.decode(
         torch.index_select(input_ids, 0, batch.table_rows), batch, ops, full_attention
     )
@@ -100,22 +82,18 @@ class StepRunner(Protocol):
     """Launches the forwards of decode steps on the queue in use."""
 
     ops: CacheOps
-    """For the copies beside the forwards."""
+    """Operations for the copies beside the forwards."""
     input_ids: Tensor
     """int32 [max_sequences + 1]: the token that each sequence is fed in its next step."""
     counts: TokenCounts | None
-    """Where steps count tokens that they draw; None if they do not."""
+    """Counts of the tokens that steps draw; None if steps do not count."""
 
     def forward(
         self, seq_indices: Int32, positions: Int32, attends: Attends, sampling: SamplingBatch | None = None
     ) -> StepOutputs:
-        """Launch one step.
+        """Launch one step, which is fed tokens at these positions, int32 [R].
 
-        Args:
-            seq_indices: int32 [R].
-            positions: int32 [R]: of the tokens that are fed.
-            attends: What the sequences attend to.
-            sampling: How to sample each of the R rows, if the runner can do so within the step; None: greedily.
+        The rows are sampled by `sampling` if the runner can do so within the step; None: greedily.
         """
         ...
 

@@ -17,13 +17,7 @@ IN_PROMPT = 1 << 30
 
 
 class TokenCounts:
-    """Counts of each token in the outputs of running sequences, and whether in their prompts.
-
-    Args:
-        max_sequences: Sequences that run at once.
-        device: Where the logits are.
-        vocabulary: Columns of the logits; 0: not known yet.
-    """
+    """Counts of each token in the outputs of running sequences, and its presence in their prompts."""
 
     def __init__(self, max_sequences: int, device: torch.device, vocabulary: int = 0) -> None:
         # Without a vocabulary it takes its room when the first row asks for it; the memory plan counts it.
@@ -45,13 +39,7 @@ class TokenCounts:
                 self._add(counts, upload(history.output, counts.device).long())
 
     def penalise(self, logits: Tensor, penalties: Penalties, seq_indices: Int32) -> None:
-        """Change the logits of rows with penalties, in place, as the last thing that may fail.
-
-        Args:
-            logits: float32 [R, V].
-            penalties: Those of P of the rows.
-            seq_indices: int32 [R].
-        """
+        """Change logits, float32 [R, V], of rows with penalties in place, as the last thing that may fail."""
         device = logits.device
         self._start(penalties.histories, seq_indices, logits.shape[-1])
         rows, counted = upload(penalties.rows, device), upload(seq_indices[penalties.rows], device).long()
@@ -65,13 +53,7 @@ class TokenCounts:
         logits.index_copy_(0, rows, own)
 
     def count(self, ids: Tensor, penalties: Penalties, seq_indices: Int32) -> None:
-        """Count sampled tokens.
-
-        Args:
-            ids: int64 [R].
-            penalties: Those of P of the rows.
-            seq_indices: int32 [R].
-        """
+        """Count sampled tokens, int64 [R], of rows with penalties."""
         rows, counted = (
             upload(each, ids.device).long() for each in (penalties.rows, seq_indices[penalties.rows])
         )

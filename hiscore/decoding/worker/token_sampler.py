@@ -24,8 +24,8 @@ class Sampled(NamedTuple):
 
     Attributes:
         ids: int64 [R].
-        reported: What `pack_logprobs` makes of the rows that report log-probabilities.
-        failures: By row: why it has no token, which does not concern the others.
+        reported: Log-probabilities by `pack_logprobs` for the rows that report them.
+        failures: Errors of rows that have no token, by row; they do not concern the others.
     """
 
     ids: Tensor
@@ -36,24 +36,16 @@ class Sampled(NamedTuple):
 class TokenSampler:
     """Samples rows of running sequences, in the order of vLLM's sampler: bias, penalties, temperature, filters.
 
-    Args:
-        max_sequences: Sequences that run at once.
-        device: Where the logits are.
-        counts: How often each token has occurred, if others count there too; None: its own.
+    Tokens are counted in `counts` if others count there too; None: in a table of its own.
     """
 
     def __init__(self, max_sequences: int, device: torch.device, counts: TokenCounts | None = None) -> None:
         self._counts = counts or TokenCounts(max_sequences, device)
 
     def sample(self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch) -> Sampled:
-        """Sample a batch. Biases, penalties and masks change the logits in place.
+        """Sample a batch, float32 [R, V]. Biases, penalties and masks change the logits in place.
 
         A row that cannot be sampled, for want of memory or because of what it asks for, is a failure of its own.
-
-        Args:
-            logits: float32 [R, V].
-            seq_indices: int32 [R].
-            sampling: How to sample each of the R rows.
         """
         failures: dict[int, Exception] = {}
         reporting = [int(row) for row in sampling.logprob_rows]
@@ -112,7 +104,7 @@ def _parts(rows: Int64) -> list[list[int]]:
 
 
 def _draw(logits: Tensor, sampling: SamplingBatch, failures: dict[int, Exception]) -> Tensor:
-    """A token for each row, int64 [R]; an arbitrary one for those that fail."""
+    """Draw a token for each row, int64 [R]; an arbitrary one for rows that fail."""
     drawn: list[Tensor] = []
     if error_of(lambda: drawn.append(sample_batch(logits, sampling))) is None:
         return drawn[0]
@@ -155,12 +147,9 @@ def apply_masks(logits: Tensor, masks: Masks) -> None:
 
 
 def pack_logprobs(logits: Tensor, chosen: Tensor, alternatives: int) -> Tensor:
-    """The log-probabilities of tokens and of the likeliest ones, packed for one copy to the host.
+    """Pack the log-probabilities of tokens, int64 [P], and of the K likeliest, for one copy to the host.
 
-    Args:
-        logits: float32 [P, V], as the model gave them.
-        chosen: int64 [P].
-        alternatives: K; a vocabulary that is smaller repeats its last.
+    The logits are float32 [P, V], as the model gave them; a vocabulary that is smaller than K repeats its last.
 
     Returns:
         int64 [P * (1 + 2 K)]: for each row the bits of K + 1 float64 values, the chosen token's first, then K ids.
@@ -180,7 +169,7 @@ def launch_for(
     """Launch for all rows at once; if that fails, for each alone.
 
     Args:
-        rows: Of a batch; those that have failed before are left out.
+        rows: Rows of a batch; those that have failed before are left out.
         launch: For some of the rows. If it raises it has changed nothing that it would not change again.
         failures: By row: takes what a row raises alone.
 

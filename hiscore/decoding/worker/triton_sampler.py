@@ -15,25 +15,24 @@ from hiscore.kernels.sample_draw import draw_tokens
 from hiscore.layers import triton_ops
 
 BLOCK, HALF_BLOCK_MAX_ROWS = 2_048, 8
-"""Tokens of a split; of up to so many rows half as many, so that these use the whole device."""
+"""Tokens of a split; half as many up to so many rows, so that these use the whole device."""
 LISTED = 1_024
 """Candidates that are sorted; rows with more are searched by one program each."""
 SHORT, MIDDLE = 128, 256
 """Up to SHORT candidates are compared with one another, and up to MIDDLE are sorted without the rest of the list:
 both are faster. Few rows with top-k or top-p have more."""
 PARTS = 512
-"""Of the range in which the last token that filters keep may lie, where the list is too short for it."""
+"""Parts of the range in which the last token that filters keep may lie, where the list is too short for it."""
 
 
 @dataclass(frozen=True)
 class Feeding:
-    """Outputs of a draw that feed the next step.
+    """Outputs of a draw that feed the next step; the counters of the cache are read.
 
     Attributes:
         readback: int64 [COUNTERS + R], see `StepOutputs`; written.
-        input_ids: See `StepRunner`; written.
+        input_ids: Written, see `StepRunner`.
         counts: int32 [max_sequences, V], see `TokenCounts`; written.
-        cache: Its counters are read.
     """
 
     readback: Tensor
@@ -54,9 +53,9 @@ def draw(
     Args:
         logits: float32 [R, V]; penalties change them in place.
         options: float64 [10, R], see `sampling_options`.
-        feeding: Where to feed the tokens; without it nobody has penalties.
+        feeding: Gets the tokens; without it no row has penalties.
         block: Tokens of a split, a power of two.
-        listed: See `LISTED`, a power of two.
+        listed: Candidates that are sorted, a power of two.
 
     Returns:
         int64 [R]; with a feeding its readback.
@@ -118,21 +117,7 @@ def sample_rows(
     block: int | None = None,
     listed: int = LISTED,
 ) -> Tensor:
-    """`draw` for rows without penalties.
-
-    Args:
-        logits: float32 [R, V].
-        temperature: float32 [R].
-        top_k: int32 [R].
-        top_p: float32 [R].
-        uniforms: float64 [R].
-        min_p: float32 [R].
-        block: See `draw`.
-        listed: See `draw`.
-
-    Returns:
-        int64 [R].
-    """
+    """Sample rows without penalties by `draw`: `top_k` is int32 [R], `uniforms` float64, all others float32."""
     options = logits.new_empty((OPTIONS, len(logits)), dtype=torch.float64)
     options[:2] = -1
     for place, values in enumerate((temperature, top_k, top_p, uniforms, min_p), start=2):

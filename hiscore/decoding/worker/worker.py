@@ -113,13 +113,7 @@ class CacheWorker:
 
     @torch.inference_mode()
     def offload_prompt(self, chunk: PrefillChunk, start: int, end: int) -> None:
-        """Copy a prompt's tokens [start, end) from staging to the host.
-
-        Args:
-            chunk: Any part of the prompt.
-            start: A multiple of the page size.
-            end: The position after the last token; nothing is copied if it is `start`.
-        """
+        """Copy a prompt's tokens [start, end), if any, to the host; `start` is a multiple of the page size."""
         if start == end:
             return
         with self._copies.behind_forward():
@@ -132,7 +126,7 @@ class CacheWorker:
 
     @torch.inference_mode()
     def fetch(self, prefix: Prefix, behind_copies: bool = False) -> None:
-        """See `Worker`; behind_copies: what it reads may still be on its way to the host."""
+        """Fetch a prefix; with `behind_copies`, its pages may still be on their way to the host."""
         self._copies.collect()
         into = prefix.staging_pages[: -(-prefix.tokens // STAGING_PAGE_SIZE)]
         self._copies.wait_for(self._schedule.staging_waits_for(into))
@@ -145,7 +139,7 @@ class CacheWorker:
             self._to_copy[prefix.seq_index] = prefix
 
     def _copy_found(self, seq_index: int) -> None:
-        """Copy what was found, which is in staging, into those host pages that others do not have."""
+        """Copy what was found, which is in staging, into the host pages that others do not have."""
         prefix = self._to_copy.pop(seq_index, None)
         if prefix is None:
             return
@@ -207,11 +201,7 @@ class CacheWorker:
     def _sample(
         self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch, failures: dict[int, Exception]
     ) -> Tensor:
-        """Sample rows, float32 [R, vocabulary], and feed the tokens to their sequences' next steps.
-
-        Returns `StepOutputs.readback`, followed by what `logprobs.unpack` reads. failures: Takes those of single
-        sequences, by their index.
-        """
+        """Sample rows, feed their next steps, and return the readback with what `logprobs.unpack` reads."""
         ids, reported, failed = self._sampler.sample(logits, seq_indices, sampling)
         failures |= {int(seq_indices[row]): error for row, error in failed.items()}
         rows = upload(seq_indices.astype(np.int64), self._device)
@@ -229,6 +219,6 @@ class CacheWorker:
 
 
 def _staging_pages(chunk: PrefillChunk, start: int, end: int, only_new: bool = False) -> Int32:
-    """The staging pages of tokens [start, end) of a prompt; only_new: those that hold no earlier token of it."""
+    """Return the staging pages of a prompt's tokens [start, end); only_new: pages without earlier tokens."""
     first = -(-start // STAGING_PAGE_SIZE) if only_new else start // STAGING_PAGE_SIZE
     return chunk.staging_pages[first : -(-end // STAGING_PAGE_SIZE)]
