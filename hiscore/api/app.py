@@ -59,11 +59,7 @@ class Application(Starlette):
 
 
 class Pages:
-    """The routes beside the endpoints: models, readiness, metrics and the description.
-
-    Args:
-        description: The OpenAPI description, as JSON.
-    """
+    """The routes beside the endpoints: models, readiness, metrics and the OpenAPI description."""
 
     def __init__(
         self, models: Models, names: ModelNames, metrics: Metrics, keys: Keys, description: bytes
@@ -72,7 +68,6 @@ class Pages:
         self._description = description
 
     def routes(self) -> list[Route]:
-        """List the routes."""
         return [
             Route("/v1/models", self._list),
             Route("/v1/models/{name:path}", self._one),

@@ -90,7 +90,7 @@ def _text_of_part(part: Part, param: str) -> str:
 
 
 def only_text(param: str, what: str) -> ApiError:
-    """The error for what is no text."""
+    """Make the error for what is no text."""
     return bad_request(f"'{param}' is '{what}': this server's models read text and JSON alone", param)
 
 

@@ -17,12 +17,7 @@ PROMPT = {"send 'input_ids'": "send token ids", "'text_input'": "'prompt'", "'in
 
 
 class Models:
-    """The models of a server, or of all servers behind one name. Failures of their methods are `ApiError`.
-
-    Args:
-        address: ``host:port`` of their gRPC.
-        timeout_s: Seconds that one call may take.
-    """
+    """The models of a server, or of all servers behind one name, at ``host:port``; failures are `ApiError`."""
 
     def __init__(self, address: str, served: Sequence[str], timeout_s: float) -> None:
         # A full server should say so at once: the caller knows better than we how long to try again.
@@ -53,11 +48,7 @@ class Models:
         parameters: Mapping[str, bool | int | float | str],
         request_id: str,
     ) -> AsyncGenerator[Chunk, None]:
-        """Call `decode`; leaving the loop cancels its sequence.
-
-        Args:
-            parameters: What `decode` takes beside the prompt, by name.
-        """
+        """Call `decode` with its parameters, by name; leaving the loop cancels its sequence."""
         try:
             chunks = self._client.generate(
                 prompt, max_tokens=None, parameters=parameters, timeout=self._timeout_s, request_id=request_id
@@ -71,7 +62,6 @@ class Models:
             raise from_models(error, PROMPT) from None
 
     async def is_ready(self) -> bool:
-        """Tell whether all models are ready."""
         try:
             await self._client.wait_ready(READY_TIMEOUT_S, models=self._served)
         except HiscoreError:

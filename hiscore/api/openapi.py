@@ -22,7 +22,7 @@ ERRORS = {
 
 
 def describe(endpoints: Sequence[Endpoint]) -> bytes:
-    """The description of all POST routes, as JSON."""
+    """Describe all POST routes, as JSON."""
     types = [
         kind
         for each in endpoints

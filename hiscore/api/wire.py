@@ -53,12 +53,7 @@ def usage(prompt_tokens: int, cached_tokens: int) -> Usage:
 
 
 class ModelNames:
-    """The names that requests may give as `model`.
-
-    Args:
-        configured: Names separated by commas; empty: any.
-        checkpoint: The name of the checkpoint.
-    """
+    """The names that requests may give as `model`: `configured` ones, separated by commas; if empty, any."""
 
     def __init__(self, configured: str, checkpoint: str) -> None:
         names = [name.strip() for name in configured.split(",") if name.strip()]
@@ -71,11 +66,7 @@ class ModelNames:
         return self.names[0]
 
     def check(self, name: str | None) -> str:
-        """The name to answer with.
-
-        Raises:
-            ApiError: There is no such model.
-        """
+        """Return the name to answer with, or raise `ApiError` if there is no such model."""
         if name is None or self._any or name in self.names:
             return self.first if name is None else name
         raise ApiError(
@@ -87,7 +78,7 @@ class ModelNames:
 
 
 def exactly_one(given: dict[str, Any]) -> tuple[str, Any]:
-    """The name and value of the only one of several fields that was given.
+    """Return name and value of the only one of several fields that was given.
 
     Raises:
         ApiError: None or several were given.

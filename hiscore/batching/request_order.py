@@ -81,7 +81,6 @@ class RequestOrder(Generic[Request]):
         return request in self._waiting
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate over the requests, oldest first."""
         return iter(self._waiting)
 
     def add(self, request: Request, size: int, contended: bool) -> None:

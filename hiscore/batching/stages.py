@@ -57,11 +57,7 @@ class TwoStages(Generic[Job]):
         return self._last.board
 
     def run_alone(self, job: Job | Staged[Job]) -> Any | None:
-        """Run a job on the calling thread as far as the batchers are idle.
-
-        Raises:
-            RequestError: The first answer makes no job.
-        """
+        """Run a job on the calling thread as far as batchers are idle, or raise the `RequestError` of `then`."""
         if isinstance(job, Staged):
             answer = self._first.run_alone(job.first)
             if answer is None or isinstance(answer, RequestError):
@@ -71,7 +67,6 @@ class TwoStages(Generic[Job]):
         return self._last.run_alone(job)
 
     def submit(self, requests: Sequence[QueuedRequest[Any]]) -> None:
-        """Queue requests for their next stage."""
         first: list[QueuedRequest[Any]] = []
         last: list[QueuedRequest[Job]] = []
         for request in requests:

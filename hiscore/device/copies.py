@@ -38,7 +38,7 @@ def upload(values: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 
 
 def download(values: Tensor) -> Tensor:
-    """Start a copy to the host, complete when the device's current stream has reached it; the CPU's stay."""
+    """Start a copy to the host, complete when the device's current stream has reached it; none on the CPU."""
     if not values.is_cuda:
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

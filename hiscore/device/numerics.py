@@ -15,7 +15,6 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def widen(x: Tensor) -> Tensor:
-    """Convert a tensor to `at_least_float32` of its dtype."""
     return x.to(at_least_float32(x.dtype))
 
 

@@ -57,13 +57,7 @@ def plan_memory(
     pages: int,
     in_slices: bool = True,
 ) -> MemoryPlan:
-    """Plan the scorer's memory.
-
-    Args:
-        number_bytes: Bytes of one number of an activation, a key or a value.
-        budget: Tokens of a forward.
-        in_slices: A GPU launches large forwards in slices.
-    """
+    """Plan the scorer's memory; one number of an activation, a key or a value has `number_bytes`."""
     on_cuda = place.startswith("cuda")
     activations = activation_bytes(a, budget, number_bytes) + head_bytes(a, HEAD_ROWS)
     activations += 0 if on_cuda else CPU_ATTENTION_BYTES

@@ -141,11 +141,7 @@ def make_scorer(
     resources: ServerResources,
     leader: Leader | None = None,
 ) -> Scorer:
-    """Load the scorer of a checkpoint's kind, decoder or encoder.
-
-    Raises:
-        UnsupportedCheckpoint: An encoder on several ranks.
-    """
+    """Load a decoder's or an encoder's scorer; on several ranks an encoder is an `UnsupportedCheckpoint`."""
     if not read_facts(checkpoint).is_encoder:
         return load_decoder_scorer(
             checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, resources, leader

@@ -25,11 +25,7 @@ def use_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device, stored_in_fp8: bool = False) -> str:
-    """Decide the format of the numbers; with "auto", a checkpoint in fp8 stays so where the device has fp8.
-
-    Raises:
-        ValueError: The device does not compute in that format.
-    """
+    """Decide the format of the numbers, or raise ValueError if the device does not compute in it."""
     if dtype == "auto" and stored_in_fp8 and device.type == "cuda":
         has_fp8 = torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
         return "fp8" if has_fp8 else "bfloat16"

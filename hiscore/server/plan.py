@@ -55,5 +55,4 @@ class MemoryPlan:
 
 
 def gib(size: int) -> str:
-    """Format bytes for people."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"

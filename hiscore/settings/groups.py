@@ -55,7 +55,7 @@ class Precision(Settings):
 
 
 class Division(Settings):
-    """Over how many devices one model is divided."""
+    """The number of devices over which one model is divided."""
 
     section = "Model and device"
 

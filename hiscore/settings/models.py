@@ -67,9 +67,6 @@ AnySettings = TypeVar("AnySettings", bound=ModelSettings)
 def from_model_directory(settings: type[AnySettings], directory: Path) -> AnySettings:
     """Read a model's settings from the file beside its ``config.pbtxt``, which callers can see over HTTP.
 
-    Args:
-        directory: The model's own, Triton's ``args["model_repository"]``.
-
     Raises:
         ValueError: A key is unknown, missing or out of bounds.
     """

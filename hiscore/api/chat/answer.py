@@ -98,12 +98,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 class ChatAnswer:
-    """One answer as it comes.
-
-    Args:
-        parallel: Keep calls after the first.
-        logprobs: Reads log-probabilities; None: they were not asked for.
-    """
+    """One answer as it comes; `parallel` keeps calls after the first, `logprobs` reads log-probabilities."""
 
     def __init__(
         self,
@@ -123,7 +118,7 @@ class ChatAnswer:
         self._reason = ""
 
     def add(self, chunk: Chunk) -> list[ChunkChoice]:
-        """One more chunk of it; what it adds, for a stream."""
+        """Add one more chunk; return what it adds to a stream."""
         parts = self._reader.push(chunk.text)
         if chunk.finish_reason:
             parts += self._reader.finish()
@@ -142,7 +137,7 @@ class ChatAnswer:
 
     @property
     def choice(self) -> AnswerChoice:
-        """The whole of it."""
+        """Return the whole answer."""
         message = AnswerMessage(self._content or (None if self._calls else ""))
         if self._reasoning:
             message.reasoning_content = self._reasoning
@@ -181,12 +176,7 @@ class StreamWishes(Protocol):
 
 
 class ChatStream:
-    """The events of one request.
-
-    Args:
-        identity: Id, time and model of all of them.
-        request: What it says of the stream.
-    """
+    """The events of one request, all with the same id, time and model (`identity`)."""
 
     def __init__(self, identity: dict[str, Any], request: StreamWishes) -> None:
         self._identity, self._request = identity, request
@@ -194,7 +184,7 @@ class ChatStream:
     async def events(
         self, generations: Generations, answers: Sequence[ChatAnswer]
     ) -> AsyncGenerator[ChatChunk, None]:
-        """All of them: each answer begins with its role, and the usage, if asked for, comes last."""
+        """Yield all events: each answer begins with its role, and the usage, if asked for, comes last."""
         request = self._request
         always = bool(request.stream_options and request.stream_options.continuous_usage_stats)
         begun: set[int] = set()

@@ -60,17 +60,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class Chat:
-    """Serves the route.
-
-    Args:
-        conversations: Makes the prompts; None: the checkpoint has no chat template, and every request is refused.
-    """
+    """Serves the route; without `conversations` there is no chat template, and every request is refused."""
 
     def __init__(self, generator: Generator, conversations: Conversations | None) -> None:
         self._generator, self._conversations = generator, conversations
 
     async def handle(self, request: ChatRequest, request_id: str) -> ChatCompletion | EventStream:
-        """Answer a request."""
         model = self._generator.names.check(request.model)
         if self._conversations is None or self._generator.logprobs is None:
             raise bad_request("this model has no chat template: use /v1/completions", "messages")

@@ -60,7 +60,6 @@ class Completions:
         self._generator = generator
 
     async def handle(self, request: CompletionRequest, request_id: str) -> Completion | EventStream:
-        """Answer a request."""
         model = self._generator.names.check(request.model)
         prompts = _prompts(request.prompt)
         if len(prompts) * request.choices > MAX_CHOICES:
@@ -87,7 +86,7 @@ class Completions:
         return await _whole(head, choices, generations)
 
     async def _choices(self, generations: Generations) -> AsyncGenerator[CompletionChoice, None]:
-        """The parts of all choices as they come."""
+        """Yield the parts of all choices as they come."""
         lengths: dict[int, int] = {}
         async with aclosing(generations.chunks()) as chunks:
             async for index, chunk in chunks:

@@ -15,11 +15,7 @@ from hiscore_client import Chunk
 
 @dataclass(frozen=True)
 class Generator:
-    """The parts with which routes generate text.
-
-    Attributes:
-        logprobs: Names tokens; None: there is no tokenizer.
-    """
+    """The parts with which routes generate text; `logprobs` names tokens, and is None without a tokenizer."""
 
     models: Models
     names: ModelNames
@@ -29,11 +25,7 @@ class Generator:
 
 
 class Generations:
-    """All choices of a request: so many for each of its prompts.
-
-    Args:
-        parameters: What `decode` takes beside the prompt, by name.
-    """
+    """All choices of a request, so many for each prompt; `parameters` are those of `decode`, by name."""
 
     def __init__(
         self,
@@ -54,10 +46,10 @@ class Generations:
         return len(self._prompts) * self._choices
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """The chunks of all choices as they come, with the index of the choice.
+        """Yield the chunks of all choices as they come, with the index of the choice.
 
         Raises:
-            ApiError: One of them fails, which ends all.
+            ApiError: One choice fails, which ends all.
         """
         async with aclosing(merged([self._chunks_of(index) for index in range(self.count)])) as chunks:
             async for index, chunk in chunks:
@@ -88,7 +80,7 @@ class Generations:
 
 
 async def merged(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """The chunks of several streams as they come; each waits until its last one has been taken."""
+    """Yield the chunks of several streams as they come; a stream waits until its last chunk has been taken."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for chunk in stream:

@@ -46,11 +46,7 @@ class TextLogprobs(msgspec.Struct):
 
 
 class LogprobsReader:
-    """Reads them off the chunks of `decode`.
-
-    Args:
-        checkpoint: Its tokenizer says what tokens are called.
-    """
+    """Reads log-probabilities off the chunks of `decode`; the checkpoint's tokenizer names the tokens."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._bytes = TokenBytes(Tokenizer.from_file(str(checkpoint / "tokenizer.json")))
@@ -69,11 +65,7 @@ class LogprobsReader:
         return ChatLogprobs(read[:-1] if by_token else read)
 
     def of_text(self, chunk: Chunk, offset: int) -> TextLogprobs:
-        """Read a chunk's log-probabilities.
-
-        Args:
-            offset: Characters of the text before it.
-        """
+        """Read a chunk's log-probabilities; `offset` counts the characters of the text before it."""
         read = self.of_chat(chunk).content
         offsets = []
         for each in read:

@@ -22,7 +22,7 @@ class ContentPart(msgspec.Struct):
 
     @property
     def content(self) -> str | None:
-        """Its text; None: it is something else."""
+        """The part's text; None: it is something else."""
         return self.refusal if self.type == "refusal" else self.text if self.type in TEXTS else None
 
 
@@ -105,10 +105,7 @@ class ChosenTools(msgspec.Struct):
 
 
 def as_template_knows(messages: Sequence[ChatMessage], knows_developers: bool) -> list[dict[str, Any]]:
-    """Messages as chat templates read them.
-
-    Args:
-        knows_developers: Whether the template knows the role; otherwise it is the system's, which it has replaced.
+    """Write messages as chat templates read them, developers as the system where a template knows no developers.
 
     Raises:
         ApiError: A part of a message is no text, or the arguments of a call are no JSON object.

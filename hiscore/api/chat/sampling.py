@@ -103,11 +103,7 @@ class GenerationRequest(Request, kw_only=True):
 
 
 class Sampling:
-    """From requests to the parameters of `decode`.
-
-    Args:
-        checkpoint: Its generation_config.json says what a request leaves open.
-    """
+    """Turns requests into parameters of `decode`; generation_config.json says what a request leaves open."""
 
     def __init__(self, checkpoint: Path) -> None:
         suggested = read_json(checkpoint / "generation_config.json")
@@ -117,10 +113,10 @@ class Sampling:
         }
 
     def parameters(self, request: GenerationRequest) -> dict[str, Parameter]:
-        """The parameters of a request.
+        """Make the parameters of a request.
 
         Raises:
-            ApiError: They contradict each other.
+            ApiError: The fields contradict each other.
         """
         names = (*SUGGESTED, "max_tokens", "min_tokens", "presence_penalty", "frequency_penalty", "seed",
                  "include_stop_str_in_output", "ignore_eos", "regex", "ebnf", "sparse", "cache_salt")  # fmt: skip
@@ -149,7 +145,7 @@ class Sampling:
 
 
 def of_choice(parameters: Mapping[str, Parameter], index: int) -> dict[str, Parameter]:
-    """The parameters of one of several choices: a seed of its own for each."""
+    """Make the parameters of one of several choices, each with a seed of its own."""
     seed = parameters.get("seed")
     if seed is None or not index:
         return dict(parameters)

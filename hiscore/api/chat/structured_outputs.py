@@ -28,7 +28,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 def confinement(wanted: StructuredOutputs) -> dict[str, str]:
-    """The parameter of `decode`, by its name.
+    """Return the parameter of `decode`, by its name.
 
     Raises:
         ApiError: There is not exactly one, or the choices are too many.

@@ -1,4 +1,4 @@
-"""Which tools a chat request lets the model call, and how its answer is read and confined for that."""
+"""The tools that a chat request lets the model call, and how its answer is read and confined for that."""
 
 import json
 from collections.abc import Sequence
@@ -22,10 +22,7 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTools
 class ToolUse:
     """The use that a request makes of tools.
 
-    Attributes:
-        tools: For the template; None: none.
-        format: How calls are found in the answer; None: there are none.
-        schema: JSON Schema that the whole answer must follow; None: any text.
+    The template gets `tools`, calls are written in `format`, and JSON Schema `schema` confines the whole answer.
     """
 
     tools: list[Any] | None = None
@@ -36,14 +33,10 @@ class ToolUse:
 def tool_use(
     tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool, conversations: Conversations
 ) -> ToolUse:
-    """Read the tools that a request offers and the calls that it asks for.
-
-    Args:
-        choice: Its `tool_choice`.
-        parallel: Whether there may be several calls.
+    """Read the tools that a request offers and the calls that it asks for, several if `parallel`.
 
     Raises:
-        ApiError: It cannot be served with this template.
+        ApiError: The request cannot be served with this template.
     """
     if not tools:
         if choice not in (None, "none", "auto"):

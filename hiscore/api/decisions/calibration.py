@@ -18,10 +18,10 @@ class CalibrationFile(msgspec.Struct):
 
 
 def read_calibration(path: Path | None) -> Temperatures:
-    """The temperatures of a file; None: there are none.
+    """Read the temperatures of a file, if there is one.
 
     Raises:
-        ValueError: It is no such file.
+        ValueError: The file holds no temperatures.
     """
     if path is None:
         return {}

@@ -41,9 +41,9 @@ class AskingRequest(Request):
 class OptionProbabilities:
     """The answer to one question.
 
-    Attributes:
-        probabilities: The probability of each of its options; they add up to 1.
-        label_mass: The probability, over the whole vocabulary, that the model answers with one of the labels.
+    The `probabilities` of its options add up to 1; `label_mass` is the probability, over the whole
+    vocabulary, that the
+    model answers with one of the labels.
     """
 
     probabilities: list[float]
@@ -70,9 +70,7 @@ class OptionProbabilities:
 class Decisions:
     """The answers of a call, in the order of its questions.
 
-    Attributes:
-        prompt_tokens: Tokens of all prompts, those that they share counted once.
-        cached_tokens: How many of these came from a cache.
+    `prompt_tokens` counts what prompts share once; `cached_tokens` of them came from a cache.
     """
 
     answers: list[OptionProbabilities]
@@ -81,12 +79,11 @@ class Decisions:
 
 
 class Decider:
-    """Answers questions with a causal LM.
+    """Answers questions with a causal LM, and refuses all without a `prompter`.
 
-    Args:
-        prompter: Makes prompts; None: the model can answer no questions.
-        temperatures: What logits of calibrated answers are divided by, for each kind of question.
-        max_characters: How many all questions may have together once their options are rotated.
+    Logits of calibrated answers are divided by `temperatures`, by the kind of question. Once their options
+    are rotated,
+    all questions may have `max_characters` together.
     """
 
     def __init__(
@@ -107,12 +104,7 @@ class Decider:
         rotate: bool = False,
         calibrated: bool = True,
     ) -> Decisions:
-        """Answer questions.
-
-        Args:
-            questions: At least one.
-            rotate: Ask each choice once for every option that can be the first, and average.
-        """
+        """Answer questions; `rotate` asks each choice once for every option that can be first, and averages."""
         if self._prompter is None:
             raise bad_request("this model answers no questions: a causal LM with a tokenizer is needed")
         shifts = [self._shifts(question, rotate) for question in questions]
@@ -175,14 +167,7 @@ class Decider:
 def _average(
     shares: Float64, masses: Float64, shifts: Sequence[int], temperature: float
 ) -> OptionProbabilities:
-    """One question's answer.
-
-    Args:
-        shares: [shifts, options], each row a distribution, in the order in which its prompt has the options.
-        masses: [shifts]: of the labels in the whole vocabulary.
-        shifts: How far the options were rotated.
-        temperature: Divides the logarithms of the probabilities.
-    """
+    """Average one question's distributions, [shifts, options], and the masses of its labels, [shifts]."""
     mean = shares[0]
     if len(shifts) > 1:
         mean = np.mean([np.roll(row, shift) for row, shift in zip(shares, shifts, strict=True)], axis=0)

@@ -45,7 +45,7 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def messages_of(items: Sequence[InputItem]) -> list[Message]:
-    """The messages of an input, with calls of tools as text.
+    """Make the messages of an input, with calls of tools as text.
 
     Raises:
         ApiError: An item is not complete, or is what no text can say.

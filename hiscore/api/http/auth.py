@@ -26,11 +26,7 @@ class Keys:
         self._digests = [_digest(key) for key in keys]
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Let the caller pass or not.
-
-        Raises:
-            ApiError: Keys are needed, and the request has none of them.
-        """
+        """Let the caller pass, or raise `ApiError` if keys are needed and the request has none of them."""
         if not self._digests:
             return
         scheme, _, value = headers.get("authorization", "").partition(" ")

@@ -31,15 +31,10 @@ GZIP_WINDOW_BITS = 31
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int, timeout_s: float) -> bytes:
-    """Read and decompress a body.
-
-    Args:
-        headers: The request's, by their names in lower case.
-        max_bytes: The most that the body may have, before and after decompression.
-        timeout_s: Seconds until it must be complete.
+    """Read and decompress a body of at most `max_bytes`, compressed or not, that is complete within `timeout_s`.
 
     Raises:
-        ApiError: It is too large, too slow, or not what its headers say; or the caller has gone.
+        ApiError: The body is too large, too slow, or not what its headers say; or the caller has gone.
     """
     _check_type(headers.get("content-type", ""))
     encoding = headers.get("content-encoding", "").strip().lower()
@@ -63,11 +58,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int
 
 
 def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Decompress a body without ever holding much more than is allowed.
-
-    Args:
-        encoding: ``gzip`` or ``zstd``.
-        max_bytes: The most that the result may have.
+    """Decompress a ``gzip`` or ``zstd`` body without ever holding much more than `max_bytes`.
 
     Raises:
         ApiError: The result is too large, or the body is not what its headers say.
@@ -93,10 +84,10 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
 def decode(body: bytes, request_type: type[T]) -> T:
     """Read a JSON body as a typed request.
 
-    A field that is not known may be null: OpenAI's client writes out what its caller has set to None.
+    An unknown field may be null: OpenAI's client writes out what its caller has set to None.
 
     Raises:
-        ApiError: It is not JSON, or not such a request; the message names the field.
+        ApiError: The body is not JSON, or not such a request; the message names the field.
     """
     collects = gc.isenabled()
     # What is read has no cycles, and of many lists most of the time would be the collector's.
@@ -173,7 +164,7 @@ def count_values(body: bytes) -> int:
 
 
 def _at_most(body: bytes) -> int:
-    """An upper bound at a fraction of the cost: what stands in texts is counted, too."""
+    """Bound the count from above at a fraction of the cost: what stands in texts is counted, too."""
     return body.count(b'"') // 2 + body.count(b"[") + body.count(b"{")
 
 
@@ -198,7 +189,7 @@ def _check_type(content_type: str) -> None:
 
 
 def _not_such_a_request(message: str) -> ApiError:
-    """The error for what msgspec says: a complaint, then the path of the field unless it is the whole body."""
+    """Turn msgspec's complaint, which ends with the field's path unless it is the whole body, into an error."""
     complaint, _, path = message.partition(" - at `$")
     field = path.strip("`").lstrip(".")
     if "unknown field" in complaint:

@@ -49,9 +49,8 @@ class Variant:
 
     Attributes:
         handle: Does the work, given the body and the request's id; raises `ApiError`.
-        error_shape: How its errors are written.
         field: The field by which a body is known as this; empty: any other body.
-        streams: It may answer with an `EventStream`.
+        streams: The answer may be an `EventStream`.
         unique_keys: Refuse objects that hold a key twice, since keys are names that callers choose.
     """
 
@@ -65,11 +64,7 @@ class Variant:
 
 
 class Endpoint:
-    """The ASGI application of one POST route.
-
-    Args:
-        variants: Its wire formats; the last one takes all bodies that no other does.
-    """
+    """The ASGI application of one POST route; the last variant takes all bodies that no other does."""
 
     def __init__(
         self,
@@ -169,11 +164,7 @@ class Endpoint:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
-    """Do a request's work, but cancel it if the caller leaves.
-
-    Raises:
-        ApiError: The caller has left.
-    """
+    """Do a request's work, but cancel it if the caller leaves, and raise `ApiError`."""
     loop = asyncio.get_running_loop()
     watch: asyncio.Task[None] | None = None
     try:

@@ -32,8 +32,7 @@ SAME: Mapping[str, str] = MappingProxyType({})
 class ApiError(Exception):
     """A request that gets an error for an answer.
 
-    Args:
-        message: For the caller; names the field, and where there are any the value and the bound.
+    The message for the caller names the field, and where there are any the value and the bound.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -64,11 +63,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def from_models(error: HiscoreError, words: Mapping[str, str] = SAME) -> ApiError:
-    """Turn a failure of the models into an error for the caller of the API.
-
-    Args:
-        words: What to say, in this order, for words that callers do not know.
-    """
+    """Turn a failure of the models into an error for callers, with `words` for the words that they do not know."""
     message = ENSEMBLE.sub("", str(error))
     if isinstance(error, InvalidRequest):
         for word, known in words.items():

@@ -18,11 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class EventStream:
-    """An answer in events.
-
-    Attributes:
-        others: Those that follow; raises `ApiError`.
-    """
+    """An answer in events; `others` follow the first, and may raise `ApiError`."""
 
     first: Any
     others: AsyncGenerator[Any, None]
@@ -38,7 +34,7 @@ async def started(events: AsyncGenerator[Any, None]) -> EventStream:
 
 
 async def encoded(stream: EventStream) -> AsyncGenerator[bytes, None]:
-    """The events as they go over the wire, without the last."""
+    """Yield the events as they go over the wire, without the last."""
     async with aclosing(stream.others) as others:
         yield event(stream.first)
         async for each in others:
@@ -46,5 +42,5 @@ async def encoded(stream: EventStream) -> AsyncGenerator[bytes, None]:
 
 
 def event(data: Any) -> bytes:
-    """One event."""
+    """Write one event."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"

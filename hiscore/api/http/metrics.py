@@ -66,15 +66,15 @@ class Metrics:
         )
 
     def token_times(self, route: str) -> "TokenTimes":
-        """For a request that begins now."""
+        """Begin to count the times of a request's tokens."""
         return TokenTimes(self._first_token.labels(route), self._between_tokens.labels(route))
 
     def started(self, route: str) -> None:
-        """A request has begun."""
+        """Count a request that has begun."""
         self._running_of(route).inc()
 
     def finished(self, route: str, status: int, seconds: float) -> None:
-        """A request has been answered."""
+        """Count a request that has been answered."""
         self._running_of(route).dec()
         requests, its_seconds = self._answered_of(route, status)
         requests.inc()
@@ -103,12 +103,7 @@ def _forget_dead(directory: Path) -> None:
 
 
 class TokenTimes:
-    """When the tokens of one request come.
-
-    Args:
-        first: Where the seconds to a first token are counted.
-        between: Where those between tokens are.
-    """
+    """The times of a request's tokens: `first` counts the seconds to the first, `between` those between two."""
 
     def __init__(self, first: Histogram, between: Histogram) -> None:
         self._first, self._between = first, between
@@ -116,7 +111,7 @@ class TokenTimes:
         self._latest: dict[int, float] = {}
 
     def add(self, choice: int, tokens: int) -> None:
-        """So many tokens of a choice have come."""
+        """Count tokens of a choice that have come."""
         if not tokens:
             return
         now = time.perf_counter()

@@ -69,7 +69,7 @@ class JoinedWrites:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Keep it for the next flush."""
+        """Keep data for the next flush."""
         if not self._parts:
             self._loop.call_soon(self.flush)
         self._parts.append(data)

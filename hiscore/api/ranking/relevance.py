@@ -33,7 +33,6 @@ class Ranking:
         probabilities: One per document, from 0 to 1.
         logits: log(p / (1 - p)) of each of these.
         prompt_tokens: Tokens of all prompts, those that they share counted once.
-        cached_tokens: How many of these came from a cache.
         cut: True of each document that was cut, or whose query was.
     """
 
@@ -60,12 +59,7 @@ class RankedTexts:
 
 
 class Ranker:
-    """Ranks documents. By itself it refuses to: a checkpoint without a tokenizer has no more.
-
-    Args:
-        models: The models that score.
-        limits: Bounds of prompts, in tokens.
-    """
+    """Ranks documents within `limits`; the base class refuses to, for a checkpoint without a tokenizer."""
 
     def __init__(self, models: Models, limits: TokenLimits) -> None:
         self._models, self._limits = models, limits
@@ -83,13 +77,9 @@ class Ranker:
         instruction: str | None = None,
         truncation: Truncation = NOTHING,
     ) -> Ranking:
-        """Score documents.
+        """Score documents, at least one, for one query or a query each.
 
-        Args:
-            query: One for all, or one for each.
-            documents: At least one.
-            instruction: Says what relevant means; None: the template's own.
-            truncation: Texts that may be cut.
+        The `instruction` says what relevant means; None: the template's own.
         """
         queries = [query] * len(documents) if isinstance(query, str) else query
         return await self._rank(RankedTexts(queries, documents, instruction, truncation), request_id)

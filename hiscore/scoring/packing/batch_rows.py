@@ -79,7 +79,6 @@ class BatchRows(NamedTuple):
         )
 
     def forward(self, begin: int, end: int, groups: Sequence[SegmentGroup]) -> Forward:
-        """Make the forward of rows `begin` to `end`."""
         inside, read_ends, read_items = self.segment_ends[:-1], self.read_ends, self.read_items
         if end - begin < len(self.tokens):  # it may begin and end within a query or an item
             ends = self.segment_ends

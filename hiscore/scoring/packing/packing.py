@@ -111,7 +111,6 @@ def _place(
 
 
 def _cut(packed: Sequence[PackedPrompt], budget: int) -> list[int]:
-    """Find the ends of the forwards in the batch's sequence."""
     ends: list[int] = []
     begin, total = 0, packed[-1].end if packed else 0
     for p in packed:

@@ -52,7 +52,6 @@ class QueryCache:
         return key.leading(self._cached, more) if self.caching else 0
 
     def can_hold(self, key: QueryKey) -> bool:
-        """Tell whether all pages of a query could stay cached."""
         # While it is computed, a batch of several forwards may keep as much again.
         return self.caching and 2 * len(key.pages) <= self._pages
 

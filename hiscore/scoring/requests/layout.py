@@ -28,11 +28,7 @@ def lay_out(prompt: MultiItemPrompt) -> tuple[Int32, Int32]:
 
 
 def unpack(input_ids: Int32, delimiter_indices: Int32) -> MultiItemPrompt:
-    """Check a layout and drop its delimiters; the prompt's arrays are copies.
-
-    Args:
-        input_ids: int32 [tokens + items + 1].
-        delimiter_indices: int32 [items + 1].
+    """Check a layout, as `lay_out` makes it, and drop its delimiters; the prompt's arrays are copies.
 
     Raises:
         RequestError: The indices do not ascend strictly, are out of range or do not end the sequence.
@@ -48,7 +44,6 @@ def unpack(input_ids: Int32, delimiter_indices: Int32) -> MultiItemPrompt:
 
 
 def _refuse_layout(input_ids: Int32, delimiter_indices: Int32) -> NoReturn:
-    """Say what is wrong with a layout."""
     if len(delimiter_indices) == 0:
         raise RequestError("'delimiter_indices' is empty: one delimiter ends even a call without items")
     low, high = int(delimiter_indices.min()), int(delimiter_indices.max())

@@ -14,7 +14,6 @@ MOST_SLOTS = 2**20
 FEW = 64
 """Up to so many shared labels are compared as a set of Python's numbers, which is fastest for few."""
 ID_BITS = 31
-"""Bits of a token id."""
 
 
 def check_repeated(labels: Int32, counts: Int64 | None = None, first_item: int = 0) -> None:

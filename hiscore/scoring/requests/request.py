@@ -39,7 +39,6 @@ class MultiItemPrompt:
 
     @classmethod
     def of(cls, query: Sequence[int], items: Sequence[Sequence[int]]) -> "MultiItemPrompt":
-        """Join the token ids of a query and its items."""
         lengths = np.fromiter(map(len, items), np.int64, len(items))
         total = len(query) + int(lengths.sum())
         return cls(np.fromiter(chain(query, *items), np.int32, total), len(query), lengths)

@@ -98,7 +98,6 @@ def _pairs(
 
 
 def _alone(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Make a sequence of one result."""
     return lambda hidden: (compute(hidden),)
 
 

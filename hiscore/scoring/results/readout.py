@@ -8,15 +8,11 @@ from hiscore.scoring.requests.options import ScoreOptions
 
 
 def scores_from_head(values: Float32, options: ScoreOptions, is_classifier: bool) -> Float32:
-    """Turn what the head computed for one request into scores.
+    """Turn what the head computed for one request into scores, float32 [items, labels].
 
-    Args:
-        values: float32 [items, labels]: logits; for a causal LM without `apply_softmax` the scores themselves,
-            which are logits as well under `raw_logits`.
-        is_classifier: The labels are the model's own; a single one gets a sigmoid instead of a softmax.
-
-    Returns:
-        float32 [items, labels]; it may share memory with `values`.
+    The `values`, of the same shape, are logits, or for a causal LM without `apply_softmax` the scores
+    themselves. A
+    classifier's single label gets a sigmoid instead of a softmax. The result may share memory with `values`.
 
     Raises:
         RequestError: A value is not finite.
