@@ -14,8 +14,8 @@ from hiscore.device.copies import Uploads
 from hiscore.layers.lm_head import LMHead
 from hiscore.parallel.rank import Rank
 from hiscore.prefill.interface import ForwardRunner
-from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.results.head_results import HeadResult, head_results
+from hiscore.scoring.results.readout_plan import ReadoutPlan
 
 log = logging.getLogger(__name__)
 PLACE = "scorer"
@@ -28,24 +28,23 @@ class Computation:
 
     runner: ForwardRunner
     head: LMHead
-    is_classifier: bool
     device: torch.device
 
-    def compute(self, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]) -> list[HeadResult]:
+    def compute(self, forwards: Sequence[Forward], plans: Sequence[ReadoutPlan]) -> list[HeadResult]:
         """The results of the head for a batch; on CUDA this only launches the work."""
-        return self.read_out(self.runner.forward(forwards), forwards, requests)
+        return self.read_out(self.runner.forward(forwards), forwards, plans)
 
     def read_out(
-        self, hidden: Tensor, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]
+        self, hidden: Tensor, forwards: Sequence[Forward], plans: Sequence[ReadoutPlan]
     ) -> list[HeadResult]:
         """Apply the head. Its inputs are worked out only now: a GPU is still at work on the hidden states."""
         places, uploads = _places(forwards), Uploads(self.device)
-        return head_results(self.head, requests, self.is_classifier, places, uploads)(hidden)
+        return head_results(self.head, plans, places, uploads)(hidden)
 
 
 @torch.inference_mode()
-def compute(rank: Rank, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]) -> list[HeadResult]:
-    return computation(rank).compute(forwards, requests)
+def compute(rank: Rank, forwards: Sequence[Forward], plans: Sequence[ReadoutPlan]) -> list[HeadResult]:
+    return computation(rank).compute(forwards, plans)
 
 
 def computation(rank: Rank) -> Computation:

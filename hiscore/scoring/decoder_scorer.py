@@ -190,5 +190,5 @@ def finish(rank: Rank, slots: int, budget: int) -> Computation:
         from hiscore.kernels.pair_products import compile_for
 
         compile_for(decoder.weights.head)  # or it would hold up the first batch
-    rank.held[PLACE] = Computation(runner, decoder.head(), decoder.architecture.is_classifier, decoder.device)
+    rank.held[PLACE] = Computation(runner, decoder.head(), decoder.device)
     return computation(rank)

@@ -101,7 +101,7 @@ def load_encoder_scorer(
     facts = CheckpointFacts(
         a.vocab_size, a.context_length, is_classifier=True, is_encoder=True, token_types=a.token_types
     )
-    computation = Computation(runner, head, is_classifier=True, device=on)
+    computation = Computation(runner, head, on)
     return Scorer(computation, facts, PairPacking(max_batch_tokens, rules))
 
 

@@ -20,6 +20,7 @@ from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.results.head_results import HeadResult
 from hiscore.scoring.results.pending_scores import BatchStats, PendingScores, Scores
+from hiscore.scoring.results.readout_plan import ReadoutPlan
 
 
 class Packing(Protocol):
@@ -88,12 +89,13 @@ class Scorer:
         `Packing.plan`.
         """
         self._use_device()
+        plans = [ReadoutPlan.of(request, self.facts.is_classifier) for request in requests]
         try:
             batch = self.packing.pack([request.prompt for request in requests])
             slices = self.runner.slices(batch.forwards[0]) if self.between and len(batch.forwards) == 1 else 1
             if slices == 1:
-                work = partial(compute, forwards=batch.forwards, requests=requests)
-                pending = self._pending(requests, batch, self._leader.do(work))
+                work = partial(compute, forwards=batch.forwards, plans=plans)
+                pending = self._pending(plans, batch, self._leader.do(work))
             else:
                 (forward,) = batch.forwards
                 computing = self.runner.in_slices(forward, PinnedArrays(self.device))
@@ -102,8 +104,8 @@ class Scorer:
                         next(computing)
                         yield LaunchedSlice(left, self._wait())
                         self._use_device()
-                    results = self.computation.read_out(launch_all(computing), [forward], requests)
-                    pending = self._pending(requests, batch, results)
+                    results = self.computation.read_out(launch_all(computing), [forward], plans)
+                    pending = self._pending(plans, batch, results)
         except BaseException:
             # The cache may list keys and values that were never written.
             self.packing.cache.clear()
@@ -111,7 +113,7 @@ class Scorer:
         yield pending
 
     def _pending(
-        self, requests: Sequence[ScoreRequest], batch: Batch, results: Sequence[HeadResult]
+        self, plans: Sequence[ReadoutPlan], batch: Batch, results: Sequence[HeadResult]
     ) -> PendingScores:
         flat = [result.values.flatten() for result in results]
         host = download(flat[0] if len(flat) == 1 else torch.cat(flat))
@@ -119,7 +121,7 @@ class Scorer:
             (result.members, result.values.shape[1] if result.values.ndim == 2 else None)
             for result in results
         ]
-        return PendingScores(requests, batch, host, shapes, self._wait(), self.facts.is_classifier)
+        return PendingScores(plans, batch, host, shapes, self._wait())
 
     def _use_device(self) -> None:
         """Make the GPU current, which each thread has to do for itself."""

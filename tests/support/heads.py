@@ -9,6 +9,7 @@ from hiscore.device.copies import Uploads
 from hiscore.layers.lm_head import LMHead
 from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.results.head_results import HeadResult, head_results
+from hiscore.scoring.results.readout_plan import ReadoutPlan
 
 
 def nowhere() -> Uploads:
@@ -20,4 +21,5 @@ def results_of(
     head: LMHead, hidden: torch.Tensor, requests: Sequence[ScoreRequest], is_classifier: bool = False
 ) -> list[HeadResult]:
     """Of hidden states in the order of the requests' items."""
-    return head_results(head, requests, is_classifier, np.arange(len(hidden)), nowhere())(hidden)
+    plans = [ReadoutPlan.of(request, is_classifier) for request in requests]
+    return head_results(head, plans, np.arange(len(hidden)), nowhere())(hidden)

@@ -54,7 +54,7 @@ def check_labels(
 ) -> Int32:
     """Check and return label ids: at least one for a causal LM, none for a classifier, no duplicates if shared.
 
-    Duplicates among an item's own are looked for later, while a GPU is at work (`score_reader`).
+    Duplicates among an item's own are looked for later, while a GPU is at work (`ReadoutPlan.reader`).
 
     Raises:
         RequestError: The labels are not allowed.

@@ -1,8 +1,9 @@
 """The LM head's results for a batch: logits of labels, or their probabilities over the whole vocabulary."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from hiscore.arrays import Int64
 from hiscore.device.copies import OnDevice, Uploads
 from hiscore.layers.lm_head import LMHead
-from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.results.readout_plan import ReadoutPlan
 
 
 @dataclass(frozen=True)
@@ -25,52 +26,54 @@ class HeadResult:
 
 
 def head_results(
-    head: LMHead,
-    requests: Sequence[ScoreRequest],
-    is_classifier: bool,
-    places: Int64,
-    uploads: Uploads,
+    head: LMHead, plans: Sequence[ReadoutPlan], places: Int64, uploads: Uploads
 ) -> Callable[[Tensor], list[HeadResult]]:
     """Prepare the head for the items of a batch, whose rows of the hidden states are `places`, int64 [R].
-
-    Requests with the same labels share a matrix product; all probabilities over the vocabulary share one. Logits
-    for items with labels of their own, and for a request of one item, are computed pair by pair, so that an
-    item's
-    are the same to the bit in a call of its own.
 
     Returns:
         A function of hidden, [R, hidden], the last tokens' final states; each request is a member of one result.
     """
-    counts = np.array([len(request.prompt.item_lengths) for request in requests], np.int64)
-    ends = counts.cumsum()
-    groups: dict[tuple[bool, bytes], list[int]] = defaultdict(list)
-    paired: dict[bool, list[int]] = defaultdict(list)
-    for index, request in enumerate(requests):
-        from_logits = is_classifier or request.options.apply_softmax or request.options.raw_logits
-        if not is_classifier and has_own_labels(request):
-            paired[from_logits].append(index)
-            continue
-        groups[from_logits, request.labels.tobytes()].append(index)
+    counts = np.array([plan.items for plan in plans], np.int64)
+    starts = counts.cumsum() - counts
     parts: list[_Part] = []
-
-    def add(members: list[list[int]], compute: Callable[[Tensor], Sequence[Tensor]]) -> None:
-        chosen = [index for each in members for index in each]
-        rows = places[ragged_arange(ends[chosen] - counts[chosen], counts[chosen])]
+    for members, compute in _products(head, plans, uploads):
+        chosen = [*chain(*members)]
+        rows = places[ragged_arange(starts[chosen], counts[chosen])]
         is_all = len(rows) == len(places) and bool((rows == np.arange(len(rows))).all())
         parts.append(_Part(members, None if is_all else uploads.add(rows), compute))
-
-    for from_logits, members in paired.items():
-        chosen = [requests[index] for index in members]
-        add([members], _alone(_pairs(head, chosen, from_logits, uploads)))
-    for (from_logits, _), members in groups.items():
-        if from_logits:
-            labels = None if is_classifier else requests[members[0]].labels
-            add([members], _alone(head.label_logits(labels, uploads)))
-    probable = [members for (from_logits, _), members in groups.items() if not from_logits]
-    if probable:
-        of_groups = [(int(counts[members].sum()), requests[members[0]].labels) for members in probable]
-        add(probable, head.probabilities(of_groups, uploads))
     return lambda hidden: [result for part in parts for result in part.results(hidden)]
+
+
+def _products(
+    head: LMHead, plans: Sequence[ReadoutPlan], uploads: Uploads
+) -> Iterator[tuple[list[list[int]], Callable[[Tensor], Sequence[Tensor]]]]:
+    """Prepare the products of the head: the members of each one's results, and the function of their rows.
+
+    Requests with the same labels share a product; all probabilities over the vocabulary share one. Logits for
+    items with labels of their own, and for a request of one item, are computed pair by pair, so that an item's are
+    the same to the bit in a call of its own.
+    """
+    paired: dict[bool, list[int]] = defaultdict(list)
+    shared: dict[tuple[bool, bytes], list[int]] = defaultdict(list)
+    for index, plan in enumerate(plans):
+        if plan.is_paired:
+            paired[plan.from_logits].append(index)
+        else:
+            shared[plan.from_logits, plan.request.labels.tobytes()].append(index)
+    for from_logits, members in paired.items():
+        yield [members], _alone(_pairs(head, [plans[index] for index in members], from_logits, uploads))
+    for (from_logits, _), members in shared.items():
+        if from_logits:
+            first = plans[members[0]]
+            labels = None if first.is_classifier else first.request.labels
+            yield [members], _alone(head.label_logits(labels, uploads))
+    probable = [members for (from_logits, _), members in shared.items() if not from_logits]
+    if probable:
+        groups = [
+            (sum(plans[index].items for index in members), plans[members[0]].request.labels)
+            for members in probable
+        ]
+        yield probable, head.probabilities(groups, uploads)
 
 
 @dataclass(frozen=True)
@@ -87,33 +90,18 @@ class _Part:
 
 
 def _pairs(
-    head: LMHead, requests: Sequence[ScoreRequest], from_logits: bool, uploads: Uploads
+    head: LMHead, plans: Sequence[ReadoutPlan], from_logits: bool, uploads: Uploads
 ) -> Callable[[Tensor], Tensor]:
     """Prepare the logits, or probabilities over the vocabulary, of items' own labels."""
-    own = np.concatenate([own_counts(request) for request in requests])
+    own = np.concatenate([plan.label_counts for plan in plans])
     owners = np.arange(len(own)).repeat(own)
-    labels = np.concatenate([request.labels for request in requests])
+    labels = np.concatenate([plan.request.labels for plan in plans])
     pairs = head.pair_logits if from_logits else head.pair_probabilities
     return pairs(owners, labels, uploads)
 
 
 def _alone(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Sequence[Tensor]]:
     return lambda hidden: (compute(hidden),)
-
-
-def has_own_labels(request: ScoreRequest) -> bool:
-    """Tell whether a request's results are computed pair by pair."""
-    if request.label_counts is not None:
-        return True
-    from_logits = request.options.apply_softmax or request.options.raw_logits
-    return from_logits and len(request.prompt.item_lengths) == 1
-
-
-def own_counts(request: ScoreRequest) -> Int64:
-    """Count the labels of each item: int64 [items]."""
-    if request.label_counts is not None:
-        return request.label_counts
-    return np.full(len(request.prompt.item_lengths), len(request.labels), np.int64)
 
 
 def ragged_arange(starts: Int64, counts: Int64) -> Int64:

@@ -8,9 +8,7 @@ from torch import Tensor
 from hiscore.arrays import Float32
 from hiscore.errors import RequestError
 from hiscore.scoring.packing.packing import Batch
-from hiscore.scoring.requests.request import ScoreRequest
-from hiscore.scoring.results.head_results import own_counts
-from hiscore.scoring.results.score_reader import ScoreReader, reader_of
+from hiscore.scoring.results.readout_plan import ReadoutPlan, ScoreReader
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,8 @@ class PendingScores:
     """A launched batch, which may not have finished."""
 
     def __init__(
-        self, requests: Sequence[ScoreRequest], batch: Batch, host: Tensor,
-        shapes: list[tuple[list[int], int | None]], wait: Callable[[], None], is_classifier: bool,
+        self, plans: Sequence[ReadoutPlan], batch: Batch, host: Tensor,
+        shapes: list[tuple[list[int], int | None]], wait: Callable[[], None],
     ) -> None:  # fmt: skip
         """Keep what `result` needs.
 
@@ -50,35 +48,34 @@ class PendingScores:
                 each label of each item.
             wait: Returns when the copy to `host` is done.
         """
-        self._requests, self._batch = requests, batch
+        self._plans, self._batch = plans, batch
         self._host, self._shapes = host, shapes
         self._wait = wait
-        self._is_classifier = is_classifier
 
     def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
         """Wait for the results and turn logits into scores; call it once."""
         # As much as possible before the wait: it costs nothing while the device computes.
-        items = [len(request.prompt.item_lengths) for request in self._requests]
         forwards, cached = self._batch.forwards, self._batch.cached_tokens
         tokens = sum(len(forward.input_ids) for forward in forwards)
-        stats = BatchStats(len(forwards), tokens, sum(items), sum(cached))
-        readers = [_reader(request, self._is_classifier) for request in self._requests]
-        results = self._results(items)
+        stats = BatchStats(len(forwards), tokens, sum(plan.items for plan in self._plans), sum(cached))
+        readers = [_reader(plan) for plan in self._plans]
+        results = self._results()
         self._wait()
         return [self._read(index, readers[index], found) for index, found in results], stats
 
-    def _results(self, items: Sequence[int]) -> list[tuple[int, Float32]]:
+    def _results(self) -> list[tuple[int, Float32]]:
         """Find each request's index, ascending, and results: float32 [items, columns] or [labels of all items]."""
         results: list[tuple[int, Float32]] = []
         values: Float32 = self._host.numpy()
         for members, width in self._shapes:
             for index in members:
+                plan = self._plans[index]
                 if width is None:
-                    size = int(own_counts(self._requests[index]).sum())
+                    size = int(plan.label_counts.sum())
                     results.append((index, values[:size]))
                 else:
-                    size = items[index] * width
-                    results.append((index, values[:size].reshape(items[index], width)))
+                    size = plan.items * width
+                    results.append((index, values[:size].reshape(plan.items, width)))
                 values = values[size:]
         return sorted(results, key=lambda result: result[0])
 
@@ -89,11 +86,11 @@ class PendingScores:
             scores = reader(result)
         except RequestError as error:
             return error
-        return Scores(scores, len(self._requests[index].prompt.tokens), self._batch.cached_tokens[index])
+        return Scores(scores, len(self._plans[index].request.prompt.tokens), self._batch.cached_tokens[index])
 
 
-def _reader(request: ScoreRequest, is_classifier: bool) -> ScoreReader | RequestError:
+def _reader(plan: ReadoutPlan) -> ScoreReader | RequestError:
     try:
-        return reader_of(request, is_classifier)
+        return plan.reader()
     except RequestError as error:
         return error

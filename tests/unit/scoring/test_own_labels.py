@@ -18,8 +18,7 @@ from hiscore.scoring.requests.options import ScoreOptions, parse_options
 from hiscore.scoring.requests.repeated_labels import check_repeated
 from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.requests.validation import check_labels
-from hiscore.scoring.results.head_results import own_counts
-from hiscore.scoring.results.score_reader import reader_of
+from hiscore.scoring.results.readout_plan import ReadoutPlan
 from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -65,7 +64,7 @@ def call(labels: Sequence[np.ndarray], own_labels: bool = True, **options: Any) 
 
 def scores(head: LMHead, hidden: torch.Tensor, request: ScoreRequest) -> np.ndarray:
     (result,) = results_of(head, hidden, [request])
-    return reader_of(request, is_classifier=False)(result.values.numpy())
+    return ReadoutPlan.of(request, is_classifier=False).reader()(result.values.numpy())
 
 
 @pytest.mark.parametrize("own_labels", [True, False])
@@ -146,9 +145,8 @@ def test_all_kinds_of_requests_share_a_batch(
             rows = logits[starts[index] : starts[index + 1]]
             rows = rows if request.options.apply_softmax else rows.softmax(1)
             labels = request.labels
-            counts = own_counts(request) if request.label_counts is not None else [len(labels)] * items[index]
             each = (
-                np.split(labels, np.cumsum(counts)[:-1])
+                np.split(labels, np.cumsum(request.label_counts)[:-1])
                 if request.label_counts is not None
                 else [labels] * items[index]
             )
@@ -164,7 +162,8 @@ def test_nothing_to_score_has_no_rows() -> None:
     empty = ScoreRequest.of(
         MultiItemPrompt.of([1], []), np.empty(0, np.int32), ScoreOptions(apply_softmax=True, label_counts=())
     )
-    assert reader_of(empty, is_classifier=False)(np.empty(0, np.float32)).shape == (0, 0)
+    reader = ReadoutPlan.of(empty, is_classifier=False).reader()
+    assert reader(np.empty(0, np.float32)).shape == (0, 0)
 
 
 @pytest.mark.parametrize("value", ["[1", "7", "[1.0]", "[true]", '["1"]', "{}", "[" * 100_000])

@@ -19,7 +19,7 @@ from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.packing.packing import Batch, pack
 from hiscore.scoring.requests.options import ScoreOptions, parse_options
 from hiscore.scoring.requests.request import ScoreRequest
-from hiscore.scoring.results import score_reader
+from hiscore.scoring.results import readout_plan
 from hiscore.scoring.results.readout import scores_from_head
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
@@ -282,7 +282,7 @@ def test_a_tiny_temperature_gives_scores_and_no_error(
             assert not isinstance(answer, RequestError)
             assert np.array_equal(answer.scores, np.eye(3)[likely.argmax(axis=1)])
         with monkeypatch.context() as patched:
-            patched.setattr(score_reader, "scores_from_head", dividing_first)
+            patched.setattr(readout_plan, "scores_from_head", dividing_first)
             (answer,), _ = scorer.score([ScoreRequest(call.prompt(), ids, options)])
             assert isinstance(answer, RequestError)
 

@@ -9,7 +9,7 @@ from hiscore.errors import RequestError
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
 from hiscore.scoring.requests.request import ScoreRequest
-from hiscore.scoring.results import pending_scores
+from hiscore.scoring.results.readout_plan import ReadoutPlan
 from hiscore.scoring.scorer import Scorer
 from tests.support.strategies import random_tokens
 from tests.support.tiny_models import VOCABULARY
@@ -51,13 +51,13 @@ def test_labels_are_looked_at_before_the_wait_for_the_gpu(
 ) -> None:
     done = []
 
-    reader_of = pending_scores.reader_of
+    reader = ReadoutPlan.reader
 
-    def noted(*arguments: Any) -> Any:
+    def noted(plan: ReadoutPlan) -> Any:
         done.append("prepare")
-        return reader_of(*arguments)
+        return reader(plan)
 
-    monkeypatch.setattr(pending_scores, "reader_of", noted)
+    monkeypatch.setattr(ReadoutPlan, "reader", noted)
     pending = scorer.submit([call([1, 2]), call([3, 3])])
     pending._wait = lambda: done.append("wait")
     pending.result()
