@@ -14,31 +14,31 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {
-    "client": 5_000,
-    "perf": 10_500,
-    "tests": 63_350,
-    "hiscore": 42_500,
-    "hiscore/api": 4_500,
+    "client": 4_900,
+    "perf": 10_400,
+    "tests": 61_300,
+    "hiscore": 40_200,
+    "hiscore/api": 4_300,
     "hiscore/attention": 1_500,
-    "hiscore/batching": 1_300,
+    "hiscore/batching": 1_100,
     "hiscore/checkpoint": 800,
-    "hiscore/decoding": 10_100,
-    "hiscore/device": 600,
-    "hiscore/edge": 700,
+    "hiscore/decoding": 9_200,
+    "hiscore/device": 400,
+    "hiscore/edge": 500,
     "hiscore/kernels": 3_500,
-    "hiscore/launcher": 3_100,
+    "hiscore/launcher": 2_900,
     "hiscore/layers": 1_800,
-    "hiscore/models": 5_900,
+    "hiscore/models": 5_600,
     "hiscore/parallel": 800,
     "hiscore/prefill": 900,
-    "hiscore/prompts": 1_800,
-    "hiscore/scoring": 3_400,
-    "hiscore/server": 900,
+    "hiscore/prompts": 1_600,
+    "hiscore/scoring": 3_050,
+    "hiscore/server": 700,
     "hiscore/settings": 750,
-    "hiscore/tokenization": 1_250,
+    "hiscore/tokenization": 1_200,
 }
 """Lines of Python by folder, subfolders included."""
-DOCSTRING_PERCENT = 22
+DOCSTRING_PERCENT = 19
 """Most lines of hiscore/ in a hundred that are docstrings."""
 FILE_LINES = 400
 """Most lines of a file of hiscore/."""
