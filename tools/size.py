@@ -32,7 +32,7 @@ CEILINGS = {
     "hiscore/parallel": 800,
     "hiscore/prefill": 900,
     "hiscore/prompts": 1_600,
-    "hiscore/scoring": 3_050,
+    "hiscore/scoring": 3_100,
     "hiscore/server": 700,
     "hiscore/settings": 750,
     "hiscore/tokenization": 1_200,
