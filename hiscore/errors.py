@@ -23,8 +23,7 @@ class RequestError(Exception):
     """One request cannot be served; others in its batch are not affected.
 
     The message is sent to the caller: it names the field, the value and the bound, and never a path or a
-    traceback. Half
-    a character, which JSON can escape, has no bytes: it is escaped.
+    traceback. Half a character, which JSON can escape, has no bytes: it is escaped.
     """
 
     def __init__(self, message: str, code: Code = Code.INVALID_ARG) -> None:

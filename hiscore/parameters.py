@@ -69,7 +69,7 @@ def check_ids(name: str, ids: Int32, vocab_size: int) -> None:
     """Check that every id of int32 [n] is a row of the model's embedding, as those of added tokens are.
 
     Raises:
-        RequestError: An id is not.
+        RequestError: An id is none of its rows.
     """
     # As unsigned numbers the negative ones are the largest.
     if ids.view(np.uint32).max(initial=0) >= vocab_size:

@@ -4,10 +4,8 @@ Triton's dynamic batcher cannot serve as the queue: with any limit or timeout it
 request that arrives while the model is busy may sleep for half a second. So `execute` only validates and queues
 requests, and a batch is formed at the last moment, by cost, from all that wait.
 
-While the device computes one batch, the next is launched behind it: where small requests are to be expected,
-only
-shortly before the first ends (`launch_pace`). A launch that computes has its own thread. One that only queues
-work
+While the device computes one batch, the next is launched behind it: where small requests are to be expected, only
+shortly before the first ends (`launch_pace`). A launch that computes has its own thread. One that only queues work
 on a device is made by the first thread that sees that it is time, as switching threads would cost 0.3 ms: the
 caller of `submit`, the one that has just seen a batch end, or an alarm.
 

@@ -3,8 +3,7 @@
 Where a model launches large batches in slices, a batch of small requests may run between two of them: a newcomer
 waits for a slice at most, and a large request is computed whole. Elsewhere a batch is one slice, and a large
 request is divided while small ones are expected. Turns alternate also while a batch in slices is open, and the
-oldest request of each kind goes first in its turn, so none starves. Small requests that would fill several
-batches
+oldest request of each kind goes first in its turn, so none starves. Small requests that would fill several batches
 get full ones.
 
 Sizes and costs are in one unit, tokens for example.
@@ -202,7 +201,7 @@ class RequestOrder(Generic[Request]):
 
 
 def drop_stale(heap: list[Entry], is_current: Callable[[Entry], bool], current: int) -> None:
-    """Drop the outdated entries of a heap in place, if they outnumber the others, at most `current`.
+    """Drop the outdated entries of a heap in place, if they outnumber the others, which are at most `current`.
 
     Otherwise a heap from which only the least entry is taken grows for as long as that entry stays.
     """

@@ -171,9 +171,8 @@ class Kept:
 def fix_product_sums() -> None:
     """Let cuBLAS choose only kernels that add up the terms of a product in one order, for the whole process.
 
-    Otherwise long sums of few rows are split, and a row's bits depend on the number of rows. On Hopper the
-    rest add up
-    alike, at every size that was compared (perf/results/h200/row_invariance.json).
+    Otherwise long sums of few rows are split, and a row's bits depend on the number of rows. On Hopper the rest
+    add up alike, at every size that was compared (perf/results/h200/row_invariance.json).
     """
     torch.backends.cuda.preferred_blas_library("cublaslt")
     # Neither reduced precision nor split sums.

@@ -62,9 +62,8 @@ class GraphCapture:
     ) -> tuple[torch.cuda.CUDAGraph, T]:
         """Capture what `launch` launches; call it once before, so that kernels are compiled.
 
-        The tensors that it returns stay in place and hold the results of every replay. Without a `stream`,
-        all captures
-        share one.
+        The tensors that it returns stay in place and hold the results of every replay. Without a `stream`, all
+        captures share one.
         """
         graph = torch.cuda.CUDAGraph()
         stream = stream or capture_stream(torch.cuda.current_device())

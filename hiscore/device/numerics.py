@@ -7,9 +7,8 @@ from torch import Tensor
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums, softmax and rotations for a model of `dtype`: float32, for float64 float64.
 
-    The residual stream has it too. Rounded to bfloat16 after each of a layer's two sums, it was the main
-    reason why an
-    item's score depended on how its batch was split into forwards.
+    The residual stream has it too. Rounded to bfloat16 after each of a layer's two sums, it was the main reason
+    why an item's score depended on how its batch was split into forwards.
     """
     return torch.promote_types(dtype, torch.float32)
 

@@ -15,9 +15,8 @@ class LinkRefused(ValueError):
 def link_variables(settings: ServeSettings, environment: Mapping[str, str]) -> dict[str, str]:
     """Make the variables of `hiscore_client.tls` with which the API calls the models of the same server.
 
-    It trusts the models' certificate itself, by a name that stands in it, and shows its own where callers
-    must. Variables
-    that are set in `environment` stay.
+    It trusts the models' certificate itself, by a name that stands in it, and shows its own where callers must.
+    Variables that are set in `environment` stay.
 
     Raises:
         LinkRefused: The certificate is not one with which the models would let the API in.

@@ -30,7 +30,7 @@ hiscore_build_info{{{build}}} 1
 
 
 class HealthServer:
-    """Serves ``GET /livez``, ``/readyz`` and ``/metrics`` until `close`, at `port`, with 0 any free one.
+    """Serves ``GET /livez``, ``/readyz`` and ``/metrics`` until `close`; for port 0, `port` is the free one taken.
 
     Raises:
         LaunchError: The port cannot be used.

@@ -205,10 +205,8 @@ def limit_memory(pid: int, allowance: int) -> None:
     """Bound the bytes that calls may take in a tritonserver, which unpacks compressed ones without any limit.
 
     A megabyte of gzip holds a gigabyte of zeros, and Triton 2.51 can neither refuse compression nor stop
-    unpacking. So once Triton is ready, the kernel lets it have a fixed amount more (RLIMIT_DATA). Over HTTP,
-    what
-    does not fit gets an error; where Triton does not check an allocation it aborts, and the watchdog restarts
-    it.
+    unpacking. So once Triton is ready, the kernel lets it have a fixed amount more (RLIMIT_DATA). Over HTTP, what
+    does not fit gets an error; where Triton does not check an allocation it aborts, and the watchdog restarts it.
 
     The limit is set from outside, on this process alone: its models were started before and have none. It counts
     private writable memory, but none that is only reserved, as CUDA does. Threads, whose stacks count, have all

@@ -9,7 +9,7 @@ class AnswerReader:
     """Reads one answer.
 
     Args:
-        reasoning: Reasoning is told apart, and has begun in the prompt if true; None: it is not told apart.
+        reasoning: True if the prompt has begun the reasoning; None: reasoning is not told apart.
         tools: The format of calls; None: there are none.
     """
 

@@ -64,8 +64,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """Render the prompt for the next message of the assistant, which begins without reasoning.
 
-        `messages` are as OpenAI's chat has them, with callers' texts escaped; the template may use
-        `variables`, ``tools`` say.
+        `messages` are as OpenAI's chat has them, with callers' texts escaped.
 
         Raises:
             PromptError: The template refuses the messages.

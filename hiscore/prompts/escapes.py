@@ -65,7 +65,7 @@ class Escapes:
                 self._middles.update(content[start:end] for end in cuts[index + 1 :])
 
     def escape(self, text: str) -> str:
-        """Escape a text, in which no protected token then begins or, as in ``<{{ name }}>``, ends."""
+        """Escape a text: no protected token then begins in it, or goes on from the template's ``<`` before it."""
         body = text.lstrip()  # a template may strip it, too
         if not self._goes_on(body):
             return text.translate(self._table)

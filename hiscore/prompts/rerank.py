@@ -138,7 +138,7 @@ class RerankPrompts:
 def make_prompts(
     checkpoint: Path, template: str, labels: Sequence[str], is_classifier: bool
 ) -> RerankPrompts | ClassifierPairs:
-    """Make the prompts of a checkpoint; raises ValueError as `RerankPrompts` does."""
+    """Choose the prompts of a checkpoint; raises ValueError if the template or the labels cannot be used."""
     if is_classifier and not template and family_of(checkpoint) is DEFAULT:
         return ClassifierPairs(checkpoint)
     return RerankPrompts(checkpoint, template, labels, is_classifier)

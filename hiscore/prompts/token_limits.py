@@ -17,8 +17,7 @@ class TooMuchText(ValueError):
 class TokenLimits:
     """The scorer's own limits, which would refuse the prompts only once they are encoded and sent.
 
-    `context` bounds the tokens of one prompt (MAX_CONTEXT), `call` those of all, shared ones once
-    (MAX_CALL_TOKENS).
+    `context` (MAX_CONTEXT) bounds the tokens of a prompt, `call` (MAX_CALL_TOKENS) those of all, shared ones once.
     """
 
     context: int

@@ -95,8 +95,7 @@ class PromptTokenizer:
             The ids that were encoded once, and the ids of each prompt behind them.
 
         Raises:
-            TooMuchText: The text is more than `MAX_CHARACTERS`, or over the limits, beyond which none is
-                encoded.
+            TooMuchText: The text is more than `MAX_CHARACTERS`, or over the limits.
         """
         revealed = self.escapes.reveal(head)
         split = self._splits.last(revealed) if self._splits else None

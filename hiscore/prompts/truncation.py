@@ -15,7 +15,7 @@ TRIES = 4
 class Truncation:
     """Lengths to which texts may be cut, in tokens of the text alone; None: they may not be.
 
-    With `prompt`, the tokens of a whole prompt, its document is cut; with `left` documents keep their ends.
+    `prompt` counts the tokens of a whole prompt, whose document is cut; with `left` documents keep their ends.
     """
 
     query: int | None = None

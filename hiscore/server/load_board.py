@@ -2,8 +2,7 @@
 
 Triton keeps one queue per model, and hands the next call to any instance whose `execute` has returned. Ours only
 queues a call, so calls would be dealt in turn, whatever an instance still has to do. Hence each publishes its
-load, and returns from `execute` only when no other has less to do. An instance that has returned cannot be
-called
+load, and returns from `execute` only when no other has less to do. An instance that has returned cannot be called
 back: if another has less to do a moment later, it still gets a call.
 """
 

@@ -37,9 +37,8 @@ class PairTemplate:
         """Join a query with each item, by ids without special tokens; a text beside an empty one makes no pair.
 
         Returns:
-            The ids with which all sequences begin, up to the item at most, and those with which each
-                continues. A pair
-            whose query comes second (`item_first`), and a text alone, are in the second part.
+            The ids with which all sequences begin, up to the item at most, and those with which each continues. A
+            pair whose query comes second (`item_first`), and a text alone, are in the second part.
 
         Raises:
             ValueError: There is no such beginning for an empty item, and token types depend on it.

@@ -13,9 +13,8 @@ WINDOW = 2**15
 class SplitRule:
     """Places at which a text's two parts, encoded separately, give the tokens of the whole.
 
-    `point` matches the first character of the second part. With `adds_space` the tokenizer puts a space
-    before every
-    text: the second part begins with one, and is encoded without it.
+    `point` matches the first character of the second part. With `adds_space` the tokenizer puts a space before
+    every text: the second part begins with one, and is encoded without it.
     """
 
     point: re.Pattern[str]

@@ -28,12 +28,9 @@ class TextEncoder:
     """Gives the ids of the tokenizers library, by tiktoken where it gives the same (`byte_level_bpe`).
 
     The tokenizers library looks for added tokens first, for the longest at each place, and encodes the pieces
-    between
-    them one by one; tokens that are looked for in normalised text come second. So a text is split at the
-    first kind
-    here. A text with a token of the second kind, or one that depends on its surroundings, is left to the
-    library,
-    as is a text with a character for which BPE has no token.
+    between them one by one; tokens that are looked for in normalised text come second. So a text is split at the
+    first kind here. A text with a token of the second kind, or one that depends on its surroundings, is left to
+    the library, as is a text with a character for which BPE has no token.
     """
 
     def __init__(self, backend: Tokenizer) -> None:

@@ -18,10 +18,9 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 def max_bytes_per_token(backend: Tokenizer) -> int | None:
     """Measure the longest token in bytes of UTF-8, for tokenizers that lose no text; others give None.
 
-    Such are byte-level BPE, and BPE with a token for every byte that is in no other piece: nothing becomes an
-    unknown
-    token, which stands for any number of characters. Normalizers may add marks; NFC shortens a text by a
-    bounded factor.
+    No text is lost by byte-level BPE, and by BPE with a token for every byte that is in no other piece: nothing
+    becomes an unknown token, which stands for any number of characters. Normalizers may add marks; NFC shortens a
+    text by a bounded factor.
     """
     model = backend.model
     if not isinstance(model, BPE):

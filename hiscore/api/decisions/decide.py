@@ -41,9 +41,8 @@ class AskingRequest(Request):
 class OptionProbabilities:
     """The answer to one question.
 
-    The `probabilities` of its options add up to 1; `label_mass` is the probability, over the whole
-    vocabulary, that the
-    model answers with one of the labels.
+    The `probabilities` of its options add up to 1; `label_mass` is the probability, over the whole vocabulary,
+    that the model answers with one of the labels.
     """
 
     probabilities: list[float]
@@ -81,9 +80,8 @@ class Decisions:
 class Decider:
     """Answers questions with a causal LM, and refuses all without a `prompter`.
 
-    Logits of calibrated answers are divided by `temperatures`, by the kind of question. Once their options
-    are rotated,
-    all questions may have `max_characters` together.
+    Logits of calibrated answers are divided by `temperatures`, by the kind of question. Once their options are
+    rotated, all questions may have `max_characters` together.
     """
 
     def __init__(

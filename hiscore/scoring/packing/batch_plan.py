@@ -1,9 +1,7 @@
 """The costs of a batch of prompts, and the part of a large prompt that one batch takes.
 
-A prompt costs the tokens that have to be computed: not those of its query that are in the prefix cache, or
-that a
-prompt before it in the batch brings. A part of a prompt holds the whole query and some of the items. Items do
-not
+A prompt costs the tokens that have to be computed: not those of its query that are in the prefix cache, or that a
+prompt before it in the batch brings. A part of a prompt holds the whole query and some of the items. Items do not
 see each other, so their scores do not change.
 
 Between the slices of another batch nothing may turn out to cost more. So there only the very same query is

@@ -1,6 +1,6 @@
 """The new tokens of a whole batch, one row each, cut into forwards.
 
-NumPy's time for an array hardly depends on its size, so rows are made for all of a batch's prompts at once.
+NumPy's time for an array hardly depends on its size, so the rows of all prompts are made at once.
 """
 
 from collections.abc import Sequence

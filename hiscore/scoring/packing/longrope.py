@@ -1,9 +1,7 @@
 """Longrope: the rotary table that a prompt needs, and calls whose items need both.
 
-Transformers rotates a sequence longer than the original context by other frequencies, from its first token
-on. So
-the query's keys behind a long item are not those behind a short one. An item gets the score that it gets
-alone, so
+Transformers rotates a sequence longer than the original context by other frequencies, from its first token on. So
+the query's keys behind a long item are not those behind a short one. An item gets the score that it gets alone, so
 the long items of a call are packed as a prompt of their own, whose query is computed and cached apart.
 """
 

@@ -1,16 +1,13 @@
 """Pack the prompts of a batch into ragged forwards under a token budget, without padding.
 
-The tokens of all prompts form one sequence: query, items, next query, next items. A forward is a slice of it
-with
+The tokens of all prompts form one sequence: query, items, next query, next items. A forward is a slice of it with
 at most `budget` tokens. Query tokens found in the prefix cache are left out, and prompts with the same query are
 packed as one (`query_groups`).
 
-A slice never ends within a block of keys that attention adds up at once: a query or an item is cut at
-multiples of
+A slice never ends within a block of keys that attention adds up at once: a query or an item is cut at multiples of
 a page only. So the order of a row's sums, and every bit of its result, is the same however a batch is cut.
 
-Attention follows one rule. A *segment* is a run of new tokens of one query or one item; consecutive segments
-that
+Attention follows one rule. A *segment* is a run of new tokens of one query or one item; consecutive segments that
 see the same *context* form a *group*: a query alone, or the items of a prompt. A token sees the context of its
 group and its own segment up to itself, nothing else. So no mask and no delimiter is needed, and no item can see
 another. The context is the query: first what is in the KV pool (cached, or computed by an earlier forward of the
@@ -145,11 +142,10 @@ def _keep_across_forwards(packed: Sequence[PackedPrompt], ends: Sequence[int], c
 
 
 def pool_reserve(longest: int, budget: int) -> int:
-    """Count the pages that prompts spanning several forwards may need; `longest` counts query and item.
+    """Count the pages that prompts spanning several forwards may need, of `longest` tokens with an item.
 
     At a boundary a prompt keeps its query and a part of an item. The forward that reads them ends with another
-    such part, of the same prompt or of the next, which it has begun itself: at most a forward's tokens. Of an
-    item
+    such part, of the same prompt or of the next, which it has begun itself: at most a forward's tokens. Of an item
     whole pages are kept, so only the queries' last pages may be partly filled.
     """
     return -(-longest // PAGE) + -(-min(longest, budget) // PAGE) + 2

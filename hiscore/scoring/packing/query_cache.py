@@ -1,13 +1,11 @@
 """Bookkeeping of the KV pool's pages: cached queries, and what a prompt keeps from one forward to the next.
 
-The pool's slots, one per token, come in pages of `PAGE`. Full pages of recent queries stay cached under a
-hash of
+The pool's slots, one per token, come in pages of `PAGE`. Full pages of recent queries stay cached under a hash of
 all token ids up to their end, so queries with a common prefix share pages.
 
 Reads and writes of the pool run in the order in which they were packed, so a page may be reused as soon as the
-forwards that use it have been packed. Only a batch in slices runs on after others that were packed later:
-until it
-is launched to its end they keep off its pages (`held`).
+forwards that use it have been packed. Only a batch in slices runs on after others that were packed later: until
+it is launched to its end they keep off its pages (`held`).
 """
 
 from collections import OrderedDict
@@ -59,8 +57,7 @@ class QueryCache:
         """Look up a query's full pages, up to `max_hit` tokens, and cache the others as far as there is room.
 
         Returns:
-            The slots of the query's first tokens, int64, a multiple of `PAGE` long, and how many of these
-                already
+            The slots of the query's first tokens, int64, a multiple of `PAGE` long, and how many of these already
             hold keys and values. The forward that computes the others must write them before any later one.
         """
         if not self.caching or not key.pages:

@@ -23,8 +23,7 @@ class ScoreOptions:
     """The way from a request's logits to its scores, and of joining its texts.
 
     Attributes:
-        apply_softmax: Softmax over the labels. Otherwise a score is a probability over the whole vocabulary,
-            or a
+        apply_softmax: Softmax over the labels. Otherwise a score is a probability over the whole vocabulary, or a
             classifier's raw logit.
         temperature: Divides the logits; any value but 1.0 needs `apply_softmax`.
         item_first: Join ``item + query``; no effect on token ids.

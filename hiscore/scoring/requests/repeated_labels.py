@@ -17,7 +17,7 @@ ID_BITS = 31
 
 
 def check_repeated(labels: Int32, counts: Int64 | None = None, first_item: int = 0) -> None:
-    """Check that no label is there twice, or with `counts`, int64 [items], not among an item's own.
+    """Check that no label is there twice, or given `counts`, int64 [items], not among an item's own.
 
     Raises:
         RequestError: A label is there twice; the message counts items from `first_item`.
@@ -38,8 +38,7 @@ def check_repeated(labels: Int32, counts: Int64 | None = None, first_item: int =
 def _is_any_repeated(keys: Int64) -> bool:
     """Tell whether any key is there twice, by hash tables: 50,000 keys take an eighth of the time of sorting them.
 
-    Every key goes to a slot, which keeps one of its keys. Repeated keys share a slot: one of them is what the
-    slot
+    Every key goes to a slot, which keeps one of its keys. Repeated keys share a slot: one of them is what the slot
     kept, or neither is. So those not kept are compared with what was, and then in a table of their own.
     """
     for factor in HASH_FACTORS:

@@ -10,9 +10,8 @@ from hiscore.scoring.requests.options import ScoreOptions
 def scores_from_head(values: Float32, options: ScoreOptions, is_classifier: bool) -> Float32:
     """Turn what the head computed for one request into scores, float32 [items, labels].
 
-    The `values`, of the same shape, are logits, or for a causal LM without `apply_softmax` the scores
-    themselves. A
-    classifier's single label gets a sigmoid instead of a softmax. The result may share memory with `values`.
+    The `values`, of the same shape, are logits, or for a causal LM without `apply_softmax` the scores themselves.
+    A classifier's single label gets a sigmoid instead of a softmax. The result may share memory with `values`.
 
     Raises:
         RequestError: A value is not finite.
@@ -37,7 +36,7 @@ class PairScores:
     """Scores of items with labels of their own; otherwise like `scores_from_head`."""
 
     def __init__(self, counts: Int64, columns: int, options: ScoreOptions) -> None:
-        """Prepare for labels counted by item in `counts`, int64 [items], before their logits are there."""
+        """Prepare for items with `counts`, int64 [items], labels each, before the logits are there."""
         self._counts, self._options = counts, options
         self._starts = np.cumsum(counts) - counts
         # Short numbers are compared several times as fast.

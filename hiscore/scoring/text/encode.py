@@ -146,9 +146,8 @@ class RequestEncoder:
     ) -> MultiItemPrompt:
         """Put special tokens and the shared part around the rest of each item; all that items share is the query.
 
-        A single item would share all of itself, and fill the cache of queries with items. So its query ends
-        where the
-        query's own text does, or at the split.
+        A single item would share everything with itself, and fill the cache of queries with items. So its query
+        ends where the query's own text does, or at the split.
         """
         prefix, suffix = self.tokenizer.prefix, self.tokenizer.suffix
         before = [*prefix] if request.item_first else [*prefix, *shared]
