@@ -1,10 +1,13 @@
 """Sampling on a CUDA device: no host waits, and the same in a graph and in any batch."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
-from hiscore.decoding.worker.sampler import greedy, sample
+from hiscore.decoding.worker.sampler import sample
 from hiscore.decoding.worker.triton_sampler import sample_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
@@ -34,41 +37,42 @@ def test_a_row_does_not_depend_on_the_others(vocabulary: int) -> None:
     assert torch.equal(together.cpu(), sample(*batch(vocabulary, "cpu")))
 
 
-def test_of_equal_logits_the_lower_ids_stay() -> None:
+def with_min_p(tensors: list[Tensor]) -> list[Tensor]:
+    return [*tensors, torch.tensor([0.0, 0.02], device=tensors[0].device).repeat(ROWS)[:ROWS]]
+
+
+@pytest.mark.parametrize("draw", [sample, sample_rows])
+def test_of_equal_logits_the_lower_ids_stay(draw: Callable[..., Tensor]) -> None:
     logits = torch.zeros(ROWS, 151_936, device="cuda")
     logits[:, 5::7] = 1
-    assert greedy(logits).tolist() == [5] * ROWS
     _, temperature, top_k, top_p, uniforms = batch(8)
-    ids = sample(
-        logits, torch.ones_like(temperature), torch.full_like(top_k, 20), torch.ones_like(top_p), uniforms
-    )
+    off = torch.zeros_like(temperature)
+    full, twenty = torch.ones_like(temperature), torch.full_like(top_k, 20)
+    ids = draw(logits, full, twenty, torch.ones_like(top_p), uniforms, off)
     assert ids.tolist() == [5 + 7 * int(uniform * 20) for uniform in uniforms.tolist()]
+    assert draw(logits, off, top_k, top_p, uniforms, off).tolist() == [5] * ROWS
 
 
-@pytest.mark.parametrize("filtered", [True, False])
-def test_nothing_waits_and_a_graph_gives_the_same(filtered: bool) -> None:
-    tensors = batch(49_152)
-    expected = sample(*tensors, filtered=filtered)
+@pytest.mark.parametrize("draw", [sample, partial(sample, filtered=False), sample_rows])
+def test_nothing_waits_and_a_graph_gives_the_same(draw: Callable[..., Tensor]) -> None:
+    tensors = with_min_p(batch(151_936))
+    expected = draw(*tensors)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         with pytest.raises(RuntimeError, match="synchronizing"):
             tensors[1].max().item()  # the control
-        again = sample(*tensors, filtered=filtered)
+        again = draw(*tensors)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(again, expected)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = sample(*tensors, filtered=filtered)
+        captured = draw(*tensors)
     tensors[4].copy_(tensors[4].flip(0))
     graph.replay()
-    assert torch.equal(captured, sample(*tensors, filtered=filtered))
+    assert torch.equal(captured, draw(*tensors))
     assert not torch.equal(captured, expected)
-
-
-def with_min_p(tensors: list[Tensor]) -> list[Tensor]:
-    return [*tensors, torch.tensor([0.0, 0.02], device=tensors[0].device).repeat(ROWS)[:ROWS]]
 
 
 @pytest.mark.parametrize("vocabulary", [7, 1000, 49_152, 151_936])
@@ -82,39 +86,3 @@ def test_kernels_draw_what_torch_draws(vocabulary: int, scale: float) -> None:
     assert int((drawn != sample(*tensors)).sum()) <= 1
     alone = [sample_rows(*(tensor[row : row + 1] for tensor in tensors)) for row in range(ROWS)]
     assert torch.equal(drawn, torch.cat(alone))
-
-
-def test_kernels_wait_for_nothing_and_a_graph_gives_the_same() -> None:
-    tensors = with_min_p(batch(151_936))
-    expected = sample_rows(*tensors)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        again = sample_rows(*tensors)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(again, expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = sample_rows(*tensors)
-    tensors[4].copy_(tensors[4].flip(0))
-    graph.replay()
-    assert torch.equal(captured, sample_rows(*tensors))
-    assert not torch.equal(captured, expected)
-
-
-def test_kernels_keep_the_lower_of_equal_logits() -> None:
-    logits = torch.zeros(ROWS, 151_936, device="cuda")
-    logits[:, 5::7] = 1
-    _, temperature, top_k, top_p, uniforms = batch(8)
-    off = torch.zeros_like(temperature)
-    ids = sample_rows(
-        logits,
-        torch.ones_like(temperature),
-        torch.full_like(top_k, 20),
-        torch.ones_like(top_p),
-        uniforms,
-        off,
-    )
-    assert ids.tolist() == [5 + 7 * int(uniform * 20) for uniform in uniforms.tolist()]
-    assert sample_rows(logits, off, top_k, top_p, uniforms, off).tolist() == [5] * ROWS

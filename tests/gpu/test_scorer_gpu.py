@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
 from hiscore.scoring.requests.request import ScoreRequest
@@ -51,23 +50,6 @@ def test_longrope_chooses_for_each_item(budget: int, tmp_path: Path) -> None:
         for call, found in zip(batch, score(scorer, batch, options), strict=True):
             expected = truth.scores(call.query, call.items, LABELS, apply_softmax=True)
             np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_equals_itself_one_at_a_time_and_a_graph_equals_eager(family: str, checkpoints) -> None:
-    checkpoint, _ = checkpoints(family)
-    options = ScoreOptions(apply_softmax=True)
-    calls = [random_tokens(np.random.default_rng(0), q, items, VOCABULARY) for q, items in BATCH]
-    scorer = load_decoder_scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0)
-    together = score(scorer, calls, options)
-    for call, found in zip(calls, together, strict=True):
-        for item, row in zip(call.items, found, strict=True):
-            alone = score(scorer, [Tokens(call.query, [item])], options)[0][0]
-            np.testing.assert_allclose(row, alone, atol=5e-3, rtol=0)
-    assert isinstance(scorer.runner, CudaRunner)
-    scorer.runner._graphs.clear()
-    for graph, eager in zip(together, score(scorer, calls, options), strict=True):
-        np.testing.assert_array_equal(graph, eager)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -184,19 +166,3 @@ def test_cache_hits_change_no_score_and_freed_pages_are_never_read(
     scorer.packing.cache.clear()
     (fresh,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     np.testing.assert_array_equal(fresh.scores, first.scores)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_calls_that_share_a_query_score_as_alone(family: str, checkpoints) -> None:
-    """Packed as one prompt, cached or not: the contract allows 5e-3 in bfloat16."""
-    checkpoint, _ = checkpoints(family)
-    options = ScoreOptions(apply_softmax=True)
-    rng = np.random.default_rng(2)
-    shared = random_tokens(rng, 75, [9, 30, 1], VOCABULARY)
-    calls = [Tokens(shared.query, random_tokens(rng, 0, [7, 21], VOCABULARY).items) for _ in range(3)]
-    alone = load_decoder_scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0)
-    together = load_decoder_scorer(checkpoint, "cuda", "bfloat16", 1_024)
-    for _ in range(2):
-        found = score(together, [shared, *calls], options)
-        for call, scores in zip([shared, *calls], found, strict=True):
-            np.testing.assert_allclose(scores, score(alone, [call], options)[0], atol=5e-3, rtol=0)

@@ -181,3 +181,36 @@ def changed(source: Path, target: Path, **changes: Any) -> Path:
     original = json.loads((source / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(original | changes))
     return target
+
+
+def verdict_of(
+    load: Callable[[Path], Any],
+    truth: Callable[[Path], Any],
+    compare: Callable[[Any, Any], None],
+    checkpoint: Path,
+    must_serve: bool = False,
+) -> str | None:
+    """Say what is wrong with how a checkpoint is served, if anything.
+
+    Args:
+        load: Makes what serves a checkpoint.
+        truth: Computes what transformers computes of it.
+        compare: Raises where what is served differs from the truth.
+    """
+    try:
+        served = load(checkpoint)
+    except UnsupportedCheckpoint as refusal:
+        if must_serve:
+            return f"is refused: {refusal}"
+        return None if str(refusal) else "refused without a reason"
+    except Exception as error:
+        return f"fails with {error!r}"
+    try:
+        expected = truth(checkpoint)
+    except Exception as error:
+        return f"is served, and transformers refuses it: {error!r}"
+    try:
+        compare(served, expected)
+    except Exception as error:
+        return f"is computed otherwise: {error!r}"
+    return None

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from hiscore.attention.flashinfer_prefill import choose_prefill_attention
 from hiscore.decoding.kv_cache.cache import HostMemoryRefused, KVCache
 from hiscore.decoding.worker import parts
 from hiscore.decoding.worker.device_queues import Queue
@@ -88,20 +87,6 @@ def offload_nothing(rank: Rank, which: int) -> None:
     if rank.shard.rank == which:
         ops = rank.held[PLACE]._ops
         ops.offload_step = ops.offload_prompt = lambda *_: None
-
-
-def can_flashinfer(rank: Rank, lacking: tuple[int, ...]) -> None:
-    """From now on all but some ranks find that FlashInfer can be used; what they find means nothing on a CPU."""
-    found = FoundFlashInfer()
-
-    def choose(*arguments: Any) -> Any:
-        return choose_prefill_attention(*arguments) if rank.shard.rank in lacking else found
-
-    parts.choose_prefill_attention = choose
-
-
-def find_for_themselves(rank: Rank) -> None:
-    parts.choose_prefill_attention = choose_prefill_attention
 
 
 class FoundFlashInfer:

@@ -6,8 +6,9 @@ too late, gives other tokens than alone. Violations of the interface are recorde
 """
 
 import hashlib
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, count
 from typing import Any
@@ -27,9 +28,11 @@ from hiscore.decoding.interface.worker import (
     PrefillChunk,
 )
 from hiscore.decoding.pools.prompt_pages import staging_pages_in
+from hiscore.decoding.requests.sampling_params import SamplingParams
+from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.scheduling.batch import uniform
 from hiscore.decoding.scheduling.preemption import PreemptionPolicy
-from hiscore.decoding.sequence import DecodeCall
+from hiscore.decoding.sequence import DecodeCall, Sequence
 
 VOCABULARY = 61
 EOS = 7
@@ -91,6 +94,19 @@ def alone(call: DecodeCall) -> tuple[list[int], str]:
     return tokens[len(call.prompt) :], "length"
 
 
+def sequence_of(
+    prompt: int = 1, reply_to: Any = None, deadline: float = math.inf, **options: Any
+) -> Sequence:
+    """A sequence of the prompt 0, 1, 2 and so on.
+
+    options: Its call's other times, and its sampling parameters.
+    """
+    times = {name: options.pop(name) for name in ("start_by", "arrived") if name in options}
+    params = SamplingParams(**options)
+    call = DecodeCall(np.arange(prompt, dtype=np.int32), params, deadline, **times)
+    return Sequence(call, reply_to, StopChecker(params, frozenset()))
+
+
 @dataclass
 class Held:
     """The worker's state of a running or a preempted sequence."""
@@ -148,7 +164,7 @@ class HashWorker:
 
     # What the engine calls.
 
-    def prefill(self, chunks: Sequence[PrefillChunk], sampling: SamplingBatch) -> "Pending":
+    def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> "Pending":
         self._raise("prefill", [chunk.seq_index for chunk in chunks])
         tokens = sum(len(chunk.tokens) for chunk in chunks)
         self._check(tokens <= self.cache_config.prefill_token_budget, "prefill exceeds its token budget")
@@ -353,7 +369,7 @@ class HashWorker:
 
     # What the device does, later.
 
-    def _fill(self, chunks: Sequence[PrefillChunk], sampling: SamplingBatch) -> list[int]:
+    def _fill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> list[int]:
         for chunk in chunks:
             self._see_before(chunk)
         for chunk in chunks:

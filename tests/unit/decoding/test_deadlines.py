@@ -1,22 +1,12 @@
 """The times at which calls are late, and how many are kept of calls that have ended."""
 
 import math
-from typing import Any
 
 import pytest
 
 from hiscore.batching import request_order
 from hiscore.decoding.engine.inbox import Deadlines
-from hiscore.decoding.interface.worker import NO_PAGES
-from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.stop_strings import StopChecker
-from hiscore.decoding.sequence import DecodeCall, Sequence
-
-
-def sequence(reply_to: Any, deadline: float, start_by: float) -> Sequence:
-    params = SamplingParams(max_tokens=8)
-    call = DecodeCall(NO_PAGES, params, deadline=deadline, start_by=start_by)
-    return Sequence(call, reply_to, StopChecker(params, frozenset()))
+from tests.support.decode_worker import sequence_of
 
 
 @pytest.mark.parametrize("same", [False, True])
@@ -27,12 +17,12 @@ def test_calls_that_have_ended_are_forgotten(
     """Also if all had their reply_to at the same address. The control keeps their times until they have come."""
     monkeypatch.setattr(request_order, "SPARE", spare)
     deadlines, live = Deadlines(), {}
-    stays = sequence("stays", deadline=50_000.0, start_by=1e9)
+    stays = sequence_of(1, "stays", deadline=50_000.0, start_by=1e9)
     live[id(stays.reply_to)] = stays
     deadlines.add(stays)
     names = ["always the same"] * 10_000 if same else [object() for _ in range(10_000)]
     for now, name in enumerate(names):
-        call = live[id(name)] = sequence(name, deadline=1e6 + now, start_by=2e6 + now)
+        call = live[id(name)] = sequence_of(1, name, deadline=1e6 + now, start_by=2e6 + now)
         deadlines.add(call)
         assert not list(deadlines.expired(now, live))
         del live[id(name)]

@@ -110,16 +110,6 @@ def test_pages_that_stay_hold_up_nobody() -> None:
     assert held.scheduler.preemptions > 0
 
 
-def test_what_the_host_has_given_to_others_is_not_taken_over() -> None:
-    drive = Drive(replace(STAYS, host_pages=8))
-    run(drive, sequence(70))
-    host, device = drive.scheduler.blocks.host, drive.scheduler.blocks.device
-    host.release(host.allocate(6))
-    assert (host.num_cached, device.num_cached) == (2, 2)
-    prefix = found_by(drive, sequence(80, 2))
-    assert (prefix.tokens, prefix.on_device.tolist()) == (32, [True, True])
-
-
 def test_what_a_sequence_that_runs_holds_is_copied_and_its_own_pages_stay() -> None:
     drive = Drive(STAYS)
     drive.add(first := sequence(40, 40))

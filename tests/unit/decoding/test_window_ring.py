@@ -2,13 +2,8 @@
 
 from dataclasses import replace
 
-import numpy as np
-
 from hiscore.decoding.pools.windows import Windows
-from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.stop_strings import StopChecker
-from hiscore.decoding.sequence import DecodeCall, Sequence
-from tests.support.decode_worker import TINY
+from tests.support.decode_worker import TINY, sequence_of
 
 # Blocks of 4 tokens, two pages each; a window of 10 tokens takes three places.
 CONFIG = replace(
@@ -16,14 +11,8 @@ CONFIG = replace(
 )
 
 
-def sequence(prompt: int) -> Sequence:
-    params = SamplingParams(max_tokens=4)
-    call = DecodeCall(np.arange(prompt, dtype=np.int32), params, 0.0)
-    return Sequence(call, None, StopChecker(params, frozenset()))
-
-
 def test_blocks_take_turns() -> None:
-    windows, one = Windows(CONFIG), sequence(30)
+    windows, one = Windows(CONFIG), sequence_of(30, max_tokens=4)
     windows.add(one, windows.missing(one, 8))
     before, into = windows.of_chunk(one, 30)
     assert len(before) == 0
@@ -40,7 +29,7 @@ def test_blocks_take_turns() -> None:
 
 
 def test_a_sequence_goes_back_only_to_where_its_window_is() -> None:
-    windows, one = Windows(CONFIG), sequence(8)
+    windows, one = Windows(CONFIG), sequence_of(8, max_tokens=4)
     windows.add(one, 3)
     one.prefilled, one.sampled = 8, 15
     assert one.length == 22

@@ -6,6 +6,7 @@ transformers computes.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from hiscore.models import config
 from hiscore.models.config import read_architecture
-from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
+from hiscore.scoring.scorer import Scorer
 from tests.support.comparison import check
-from tests.support.config_mutations import TOGETHER, changed, keys_of, wrong
+from tests.support.config_mutations import TOGETHER, changed, keys_of, verdict_of, wrong
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens
 from tests.support.tiers import first_of
@@ -39,26 +40,20 @@ def read(checkpoint: Path) -> Any:
     return architecture, of_texts.rope_parameters
 
 
-def verdict(checkpoint: Path, must_serve: bool = False) -> str | None:
-    """What is wrong with how a checkpoint is served, if anything."""
-    try:
-        scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 64, query_cache_bytes=0)
-    except UnsupportedCheckpoint as refusal:
-        if must_serve:
-            return f"is refused: {refusal}"
-        return None if str(refusal) else "refused without a reason"
-    except Exception as error:
-        return f"fails with {error!r}"
-    try:
-        truth = Truth(checkpoint)
-        expected = truth.scores(CALL.query, CALL.items, LABELS)
-    except Exception as error:
-        return f"is served, and transformers refuses it: {error!r}"
-    try:
-        check(score(scorer, [CALL], ScoreOptions())[0], expected, not truth.is_classifier)
-    except Exception as error:
-        return f"is computed otherwise: {error!r}"
-    return None
+def load(checkpoint: Path) -> Scorer:
+    return load_decoder_scorer(checkpoint, "cpu", "float32", 64, query_cache_bytes=0)
+
+
+def truth(checkpoint: Path) -> tuple[np.ndarray, bool]:
+    found = Truth(checkpoint)
+    return found.scores(CALL.query, CALL.items, LABELS), not found.is_classifier
+
+
+def compare(scorer: Scorer, expected: tuple[np.ndarray, bool]) -> None:
+    check(score(scorer, [CALL], ScoreOptions())[0], *expected)
+
+
+verdict = partial(verdict_of, load, truth, compare)
 
 
 @pytest.mark.slow

@@ -45,14 +45,6 @@ def test_a_qwen2_has_the_same_biases_whatever_its_config_says() -> None:
         assert (qwen3.qkv_bias, qwen3.output_bias) == (asked, asked)
 
 
-def test_windows_come_from_layer_types_or_hold_for_all_layers() -> None:
-    assert architecture("mistral", sliding_window=5).windows == (5,) * LAYERS
-    assert architecture("mistral", sliding_window=None).windows == (None,) * LAYERS
-    assert architecture("llama").windows == (None,) * LAYERS
-    kinds = ["sliding_attention", "full_attention"] * 2
-    assert architecture("gemma2", sliding_window=5, layer_types=kinds).windows == (5, None) * 2
-
-
 def test_a_classifier_has_a_head_of_its_own_without_a_cap() -> None:
     tied = {"tie_word_embeddings": True, "final_logit_softcapping": 3.0}
     lm = architecture("gemma2", **tied)

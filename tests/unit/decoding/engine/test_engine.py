@@ -113,6 +113,12 @@ def assert_all_is_free(engine: DecodeEngine, worker: HashWorker) -> None:
     assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)
 
 
+def run_all(engine: DecodeEngine, callers: Callers, calls: dict[Caller, DecodeCall]) -> None:
+    for name, wanted in calls.items():
+        engine.submit(wanted, name)
+    callers.wait(lambda: len(callers.ends) == len(calls))
+
+
 def call(prompt: list[int], max_tokens: int = 8, deadline: float = math.inf, **options: Any) -> DecodeCall:
     return DecodeCall(np.array(prompt, np.int32), SamplingParams(max_tokens=max_tokens, **options), deadline)
 
@@ -246,9 +252,7 @@ def test_200_sequences_share_pools_for_20(kind: dict[str, Any]) -> None:
     ]  # fmt: skip
     names = [Caller(i) for i in range(200)]
     with running(worker, callers, quantum=8) as engine:
-        for name, wanted in zip(names, calls, strict=True):
-            engine.submit(wanted, name)
-        callers.wait(lambda: len(callers.ends) == 200)
+        run_all(engine, callers, dict(zip(names, calls, strict=True)))
         stats = engine.stats()
     for name, wanted in zip(names, calls, strict=True):
         assert_as_alone(callers, name, wanted)
@@ -324,9 +328,7 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> 
             return scheduled
 
         engine._scheduler.schedule = schedule_and_end  # type: ignore[method-assign]
-        for name, wanted in zip(names, calls, strict=True):
-            engine.submit(wanted, name)
-        callers.wait(lambda: len(callers.ends) == 12)
+        run_all(engine, callers, dict(zip(names, calls, strict=True)))
     assert ended, f"none was seen {stage}"
     told = 0
     for name, wanted in zip(names, calls, strict=True):
@@ -478,9 +480,7 @@ def test_a_failure_ends_only_the_sequences_concerned(where: str) -> None:
 
     worker.fail = fail
     with running(worker, callers, quantum=3, on_failure=failures.append) as engine:
-        for name, wanted in calls.items():
-            engine.submit(wanted, name)
-        callers.wait(lambda: len(callers.ends) == len(calls))
+        run_all(engine, callers, calls)
     assert failed_seq_indices
     assert [str(failure) for failure in failures] == ["secret"]
     errors = {name: end for name, end in callers.ends.items() if isinstance(end, RequestError)}
@@ -559,9 +559,7 @@ def test_logits_that_are_not_finite_when_they_are_computed_again_fail_their_sequ
 
     worker.fail = fail
     with running(worker, callers, quantum=0) as engine:
-        for name, wanted in calls.items():
-            engine.submit(wanted, name)
-        callers.wait(lambda: len(callers.ends) == len(calls))
+        run_all(engine, callers, calls)
     assert len(again) == 1
     errors = [name for name, end in callers.ends.items() if isinstance(end, RequestError)]
     assert len(errors) == spoiled
@@ -795,9 +793,7 @@ def test_blocks_are_taken_from_a_sequence_only_if_its_window_is_still_there(
 
     def run() -> None:
         with running(worker, callers, quantum=0) as engine:
-            for name, wanted in calls.items():
-                engine.submit(wanted, name)
-            callers.wait(lambda: len(callers.ends) == len(calls))
+            run_all(engine, callers, calls)
         for name, wanted in calls.items():
             assert_as_alone(callers, name, wanted)
 
@@ -865,21 +861,3 @@ def test_a_grammar_that_fails_ends_its_own_sequence() -> None:
 
 
 FREE = SamplingParams(max_tokens=30, ignore_eos=True)
-
-
-def test_a_failure_of_one_row_ends_its_own_sequence() -> None:
-    """As a step says it that has no memory for one row's sampling, or a prompt whose copy fails."""
-    worker, callers = HashWorker(), Callers()
-    error = RequestError("no memory for this one")
-    worker.failures = lambda call, indices: {indices[0]: error} if (call, len(indices)) == ("step", 3) else {}
-    calls = [DecodeCall(np.array([place + 9], np.int32), FREE, math.inf) for place in range(3)]
-    with running(worker, callers) as engine:
-        each = [Caller(place) for place in range(3)]
-        for call, caller in zip(calls, each, strict=True):
-            engine.submit(call, caller)
-        callers.wait(lambda: len(callers.ends) == 3)
-    failed = [caller for caller in each if callers.ends[caller] is error]
-    assert len(failed) == 1
-    for call, caller in zip(calls, each, strict=True):
-        if caller not in failed:
-            assert callers.tokens[caller] == alone(call)[0]

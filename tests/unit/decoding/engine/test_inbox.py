@@ -1,35 +1,24 @@
 """The inbox: bounded, closed only to new calls, and it wakes the engine for anything that comes."""
 
-import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hiscore.decoding.engine import inbox as inbox_module
 from hiscore.decoding.engine.inbox import Inbox
-from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.stop_strings import StopChecker
-from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.errors import Code, RequestError
 from hiscore.server.load_board import LoadBoard
+from tests.support.decode_worker import sequence_of
 from tests.support.timeouts import TIMEOUT_S
-
-
-def sequence() -> Sequence:
-    params = SamplingParams()
-    return Sequence(
-        DecodeCall(np.zeros(1, np.int32), params, math.inf), None, StopChecker(params, frozenset())
-    )
 
 
 def fill(inbox: Inbox) -> int:
     """How many calls it still takes."""
     for count in range(100):
         try:
-            inbox.put(sequence())
+            inbox.put(sequence_of())
         except RequestError:
             return count
     raise AssertionError("it has no bound")
@@ -40,7 +29,7 @@ def test_at_first_as_many_as_may_wait_and_as_can_start() -> None:
     assert fill(inbox) == 5
     assert inbox.num_refused == 1
     with pytest.raises(RequestError, match="the queue is full: 3 calls wait") as refused:
-        inbox.put(sequence())
+        inbox.put(sequence_of())
     assert refused.value.code is Code.UNAVAILABLE
     assert inbox.num_refused == 2
 
@@ -49,17 +38,17 @@ def test_a_full_instance_refuses_only_what_no_other_could_take(tmp_path: Path) -
     boards = [LoadBoard(tmp_path, "decode", 1) for _ in range(2)]
     full, other = (Inbox(max_queue=3, startable=2, board=board) for board in boards)
     for _ in range(5):
-        full.put(sequence())
+        full.put(sequence_of())
     # It is not asked again before the other is full, too.
-    full.put(sequence())
+    full.put(sequence_of())
     assert full.num_refused == 0
     assert [board.is_next for board in boards] == [False, True]
     # The other is full after its own calls alone.
     for _ in range(5):
-        other.put(sequence())
+        other.put(sequence_of())
     for inbox in (full, other):
         with pytest.raises(RequestError, match="the queue is full"):
-            inbox.put(sequence())
+            inbox.put(sequence_of())
     assert [board.is_next for board in boards] == [True, True]
 
 
@@ -69,7 +58,7 @@ def test_a_call_that_waits_is_more_of_a_load_than_several_that_run(tmp_path: Pat
     runs.update_room(0, 1, running=3.5)
     waits.update_room(1, 0, running=0.0)
     assert [board.is_next for board in boards] == [False, True]
-    runs.put(sequence())
+    runs.put(sequence_of())
     assert [board.is_next for board in boards] == [True, False]
 
 
@@ -88,14 +77,14 @@ def test_a_call_that_waits_is_more_of_a_load_than_several_that_run(tmp_path: Pat
 def test_room(waiting: int, startable: int, arrived: int, room: int) -> None:
     inbox = Inbox(max_queue=3, startable=2)
     for _ in range(arrived):
-        inbox.put(sequence())
+        inbox.put(sequence_of())
     inbox.update_room(waiting, startable)
     assert fill(inbox) == room
 
 
 def test_everything_is_taken_once() -> None:
     inbox = Inbox(3, 0)
-    first, second = sequence(), sequence()
+    first, second = sequence_of(), sequence_of()
     inbox.put(first)
     inbox.put(second)
     inbox.cancel("caller")
@@ -105,10 +94,10 @@ def test_everything_is_taken_once() -> None:
 
 def test_a_closed_inbox_refuses_more_but_what_it_holds_is_taken() -> None:
     inbox = Inbox(3, 0)
-    inbox.put(call := sequence())
+    inbox.put(call := sequence_of())
     inbox.close()
     with pytest.raises(RequestError, match="shutting down") as refused:
-        inbox.put(sequence())
+        inbox.put(sequence_of())
     assert refused.value.code is Code.UNAVAILABLE
     assert inbox.take(idle=True, poll=False) == ([call], [])
     # The engine now runs that call.
@@ -120,11 +109,11 @@ def test_a_closed_inbox_refuses_more_but_what_it_holds_is_taken() -> None:
 
 def test_a_failed_inbox_gives_back_what_was_not_taken() -> None:
     inbox = Inbox(3, 0)
-    inbox.put(call := sequence())
+    inbox.put(call := sequence_of())
     assert inbox.fail() == [call]
     inbox.close()
     with pytest.raises(RequestError, match="decode has stopped") as refused:
-        inbox.put(sequence())
+        inbox.put(sequence_of())
     assert refused.value.code is Code.INTERNAL
     assert inbox.num_refused == 0
 
@@ -148,7 +137,7 @@ def test_polling_blocks_no_longer_than_its_interval(monkeypatch: pytest.MonkeyPa
 
 
 def put(inbox: Inbox) -> None:
-    inbox.put(sequence())
+    inbox.put(sequence_of())
 
 
 def cancel(inbox: Inbox) -> None:

@@ -8,13 +8,11 @@ import numpy as np
 
 from hiscore.decoding.engine.stats import COUNTERS, GAUGES, EngineStats, StatsFeed, Tally
 from hiscore.decoding.interface.worker import ForwardResult
-from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.scheduling.scheduler import Scheduler
-from hiscore.decoding.sequence import DecodeCall, Sequence, Status
+from hiscore.decoding.sequence import Status
 from hiscore.errors import REASONS
 from hiscore.launcher.canary import probes
-from tests.support.decode_worker import TINY, preempt_after
+from tests.support.decode_worker import TINY, preempt_after, sequence_of
 
 
 def test_every_statistic_is_a_metric_with_the_contracts_names() -> None:
@@ -82,10 +80,8 @@ def test_a_snapshot_shows_what_the_scheduler_holds() -> None:
     tally = Tally(EngineStats(steps=9, backup_lag=6))
     nothing = tally.snapshot(scheduler, TINY)
     assert nothing == EngineStats(steps=9)  # nothing is in flight where nothing runs
-    params = SamplingParams(max_tokens=8)
     for _ in range(9):
-        call = DecodeCall(np.zeros(20, np.int32), params, 0.0)
-        scheduler.add(Sequence(call, None, StopChecker(params, frozenset())))
+        scheduler.add(sequence_of(20, max_tokens=8))
     waiting = tally.snapshot(scheduler, TINY)
     assert (waiting.waiting, waiting.host_rows) == (9, 0)
     scheduler.schedule(lambda seq_index: False)

@@ -3,26 +3,14 @@
 import time
 
 from hiscore.decoding.engine.times import HISTOGRAMS, Times
-from hiscore.decoding.interface.worker import NO_PAGES
-from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.stop_strings import StopChecker
-from hiscore.decoding.sequence import DecodeCall, Output, Sequence
+from hiscore.decoding.sequence import Output
 from hiscore.errors import RequestError
-from tests.support.decode_worker import HashWorker
+from tests.support.decode_worker import HashWorker, sequence_of
 from tests.unit.decoding.engine.test_engine import Callers, call, running
 
 
-def sequence() -> Sequence:
-    """One that arrived long ago."""
-    params = SamplingParams(max_tokens=8)
-    arrived = time.monotonic() - 1_000
-    return Sequence(
-        DecodeCall(NO_PAGES, params, 0.0, arrived=arrived), None, StopChecker(params, frozenset())
-    )
-
-
 def test_a_call_is_timed_from_its_arrival() -> None:
-    times, one = Times(), sequence()
+    times, one = Times(), sequence_of(arrived=time.monotonic() - 1_000)
     times.leave_queue([one])
     times.leave_queue([one])  # the next chunk of its prompt
     times.token(one)
@@ -39,8 +27,8 @@ def test_a_call_is_timed_from_its_arrival() -> None:
 
 def test_what_fails_or_is_cancelled_is_no_answer() -> None:
     times = Times()
-    times.end(sequence(), RequestError("no"))
-    times.end(sequence(), Output([], "", "cancelled"))
+    times.end(sequence_of(), RequestError("no"))
+    times.end(sequence_of(), Output([], "", "cancelled"))
     assert times.call.count == 0
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.memory import sizing
 from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.memory.sizing import (
     CONTEXT_PAGE,
@@ -191,43 +190,28 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("selector", "device", "before", "now", "windows"),
+    ("selector", "device", "held", "windows"),
     [
-        # Before, the context had to be cut where 6 GiB did not hold one of 32,768 tokens.
-        ("dense", 6, (16_384, 16_384), (32_768, 38_944), 7),
-        ("dense", 18, (32_768, 49_152), (32_768, 137_312), 26),
-        ("quest", 6, (8_448, 4_288), (32_768, 18_080), 4),
-        ("quest", 18, (26_112, 4_256), (32_768, 100_256), 23),
-        ("auto", 6, (8_448, 5_088), (32_768, 50_848), 4),
-        ("auto", 18, (26_112, 6_848), (32_768, 133_024), 23),
+        ("dense", 6, 38_944, 7),
+        ("dense", 18, 137_312, 26),
+        ("quest", 6, 18_080, 4),
+        ("quest", 18, 100_256, 23),
+        ("auto", 6, 50_848, 4),
+        ("auto", 18, 133_024, 23),
     ],
 )
 def test_layers_with_a_window_keep_no_more_than_that(
-    selector: str,
-    device: int,
-    before: tuple[int, int],
-    now: tuple[int, int],
-    windows: int,
-    monkeypatch: pytest.MonkeyPatch,
+    selector: str, device: int, held: int, windows: int
 ) -> None:
     """Gemma 3 12B with 6 GiB (about a quarter of a GPU of 24 GB) or 18 GiB (80 GB), and 40 GiB of the host.
 
-    before, now: the longest context, and tokens of the dense layers or of the buffers. Before, layers with a
-    window kept everything.
+    held: tokens of the dense layers or of the buffers.
     """
-
-    def plan() -> tuple[CacheShape, CacheConfig, tuple[int, int]]:
-        settings = CacheSettings(selector=selector)
-        memory = MemoryBudget(40 * GIB, device * GIB, 64)
-        shape, cache_config = plan_cache(settings, GEMMA_3_12B, memory, torch.bfloat16, 4_096)
-        held = shape.host_pages if selector == "dense" else shape.device_pages
-        return shape, cache_config, (cache_config.context_length, held * shape.page_size)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(sizing, "windowed_layers", lambda model: frozenset())
-        assert plan()[2] == before
-    shape, cache_config, tokens = plan()
-    assert tokens == now
+    memory = MemoryBudget(40 * GIB, device * GIB, 64)
+    settings = CacheSettings(selector=selector)
+    shape, cache_config = plan_cache(settings, GEMMA_3_12B, memory, torch.bfloat16, 4_096)
+    assert cache_config.context_length == 32_768
+    assert (shape.host_pages if selector == "dense" else shape.device_pages) * shape.page_size == held
     sizes = shape.bytes(torch.bfloat16)
     # 4 KiB for a key, and as much for a value, in each layer.
     assert sizes["host_kv"] == shape.host_pages * shape.page_size * 8 * 8 * 1_024

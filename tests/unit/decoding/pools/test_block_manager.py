@@ -13,10 +13,9 @@ from hiscore.decoding.pools.page_needs import NOTHING, PagesNeeded, check_fits, 
 from hiscore.decoding.pools.prefix_cache import PrefixCache
 from hiscore.decoding.pools.prompt_pages import staging_pages_in
 from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.errors import Code, PoolExhausted, RequestError
-from tests.support.decode_worker import TINY
+from tests.support.decode_worker import TINY, sequence_of
 
 
 def call(prompt: int, max_tokens: int, sparse: bool = True) -> DecodeCall:
@@ -93,8 +92,9 @@ IN_DENSE = replace(TINY, page_size=16, prompts_in="dense", dense=True, staging_p
 
 
 def started(tokens: int, resident: bool = False) -> Sequence:
-    wanted = call(tokens, 9)
-    return Sequence(wanted, None, StopChecker(wanted.params, frozenset()), resident=resident)
+    each = sequence_of(tokens, max_tokens=9)
+    each.resident = resident
+    return each
 
 
 def test_a_prompt_is_prefilled_where_it_stays_and_borrows_pages_only_if_it_does_not() -> None:

@@ -1,24 +1,14 @@
 """Sequences as rows of a launch: positions, sampling parameters, and draws that depend on nothing else."""
 
-import math
-
 import numpy as np
 import pytest
 
-from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.scheduling.batch import make_decode_batch, make_sampling_batch, uniform
-from hiscore.decoding.sequence import DecodeCall, Sequence
-
-
-def sequence(prompt: int = 5, **params: float) -> Sequence:
-    sampling_params = SamplingParams(**params)  # type: ignore[arg-type]
-    call = DecodeCall(np.zeros(prompt, np.int32), sampling_params, math.inf)
-    return Sequence(call, None, StopChecker(sampling_params, frozenset()))
+from tests.support.decode_worker import sequence_of
 
 
 def test_a_step_feeds_each_sequence_s_newest_token_and_samples_the_next() -> None:
-    first, second = sequence(5, temperature=1.0, seed=7), sequence(9, temperature=0.5, seed=8)
+    first, second = sequence_of(5, temperature=1.0, seed=7), sequence_of(9, temperature=0.5, seed=8)
     first.held.seq_index, first.prefilled, first.sampled = 3, 5, 1
     second.held.seq_index, second.prefilled, second.sampled = 0, 9, 4
     batch = make_decode_batch([first, second])
@@ -31,8 +21,8 @@ def test_a_step_feeds_each_sequence_s_newest_token_and_samples_the_next() -> Non
 def test_every_parameter_has_its_row() -> None:
     batch = make_sampling_batch(
         [
-            sequence(temperature=0.0, top_k=3, top_p=0.5),
-            sequence(temperature=2.0, top_k=0, top_p=1.0, seed=-4),
+            sequence_of(5, temperature=0.0, top_k=3, top_p=0.5),
+            sequence_of(5, temperature=2.0, top_k=0, top_p=1.0, seed=-4),
         ],
         np.array([6, 2], np.int32),
     )
@@ -49,7 +39,7 @@ def test_every_parameter_has_its_row() -> None:
 
 
 def test_a_draw_does_not_depend_on_the_other_rows() -> None:
-    each = [sequence(temperature=1.0, seed=seed) for seed in (1, -1, 2**63 - 1)]
+    each = [sequence_of(5, temperature=1.0, seed=seed) for seed in (1, -1, 2**63 - 1)]
     positions = np.array([4, 9, 1], np.int32)
     together = make_sampling_batch(each, positions).uniforms
     alone = [make_sampling_batch([one], positions[i : i + 1]).uniforms[0] for i, one in enumerate(each)]
@@ -58,7 +48,7 @@ def test_a_draw_does_not_depend_on_the_other_rows() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_temperature_beyond_float32_is_clamped() -> None:
-    batch = make_sampling_batch([sequence(temperature=1e308)], np.array([1], np.int32))
+    batch = make_sampling_batch([sequence_of(5, temperature=1e308)], np.array([1], np.int32))
     assert batch.temperature.tolist() == [np.finfo(np.float32).max]
 
 

@@ -11,24 +11,19 @@ from hypothesis import strategies as st
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.pools.page_needs import spilled_order
 from hiscore.decoding.pools.prefix_cache import Found, PrefixCache
-from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.scheduling import scheduler as scheduler_module
 from hiscore.decoding.scheduling.batch import make_admission
 from hiscore.decoding.scheduling.preemption import PreemptionPolicy
 from hiscore.decoding.scheduling.schedule import Schedule
 from hiscore.decoding.scheduling.scheduler import MAX_OVERTAKEN, Scheduler
-from hiscore.decoding.sequence import DecodeCall, Sequence, Status
-from tests.support.decode_worker import KINDS, TINY, preempt_after
+from hiscore.decoding.sequence import Sequence, Status
+from tests.support.decode_worker import KINDS, TINY, preempt_after, sequence_of
 
 WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_sequences=100)
 
 
 def sequence(prompt: int = 8, max_tokens: int = 8, sparse: bool = True) -> Sequence:
-    params = SamplingParams(max_tokens=max_tokens, sparse=sparse)
-    return Sequence(
-        DecodeCall(np.arange(prompt, dtype=np.int32), params, 0.0), None, StopChecker(params, set())
-    )
+    return sequence_of(prompt, max_tokens=max_tokens, sparse=sparse)
 
 
 class Drive:
@@ -129,20 +124,6 @@ def test_sequences_that_run_are_in_every_step_while_others_prefill() -> None:
     schedules = [drive.go() for _ in range(5)]
     assert all(schedule.stepped == [first] for schedule in schedules)
     assert [len(chunk.tokens) for schedule in schedules for chunk in schedule.chunks] == [24, 24, 24, 24, 4]
-
-
-def test_neither_short_prompts_nor_long_ones_hold_each_other_up() -> None:
-    drive, long = Drive(WIDE), sequence(prompt=110)
-    drive.add(long)
-    drive.go()
-    waits = []
-    for _ in range(20):
-        drive.add(short := sequence(prompt=12, max_tokens=1))
-        if long.status is Status.PREFILLING:
-            waits.append(drive.until(short, Status.DRAINING))
-    assert waits
-    assert max(waits) == 1  # half of the forward is theirs
-    assert len(waits) <= 2 * -(-110 // 24)  # and the other half is the long prompt's
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,6 +1,5 @@
 """Workers of several ranks, as settings ask for them: what the ranks agree on, and who is named in a refusal."""
 
-import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,20 +42,6 @@ def test_all_ranks_prefill_by_flashinfer_or_none_does(
     """Over rows, too: a rank alone would wait for the others in another graph."""
     used = ranks.do(partial(decode_rank_work.agreed, lacking=lacking, without_rows=without_rows))
     assert used == [[not lacking, not lacking and not without_rows]] * 2
-
-
-def test_a_rank_that_cannot_use_flashinfer_is_logged(
-    ranks: Ranks, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    ranks.prepare(partial(decode_rank_work.can_flashinfer, lacking=(1,)))
-    try:
-        works(make(ranks, path))
-        assert "by our own kernel and not by FlashInfer, which some of the 2 ranks cannot use: rank 1" in (
-            caplog.text
-        )
-    finally:
-        ranks.prepare(decode_rank_work.find_for_themselves)
 
 
 def test_a_rank_that_cannot_load_is_named_and_the_others_go_on(ranks: Ranks, path: Path) -> None:

@@ -58,14 +58,27 @@ def run(client: Client, *prompts: np.ndarray, **options: Any) -> list[Outcome]:
     return outcomes
 
 
-@pytest.fixture(scope="module")
-def make(path: Callable[[str], Path]) -> Callable[..., Seen]:
-    def get(selector: str, caching: bool = True, chunk: int = 64) -> Seen:
+def maker(path: Callable[[str], Path], **on: Any) -> Callable[..., Seen]:
+    def get(selector: str, caching: bool = True) -> Seen:
         family, top_k, buffer = SETTINGS[selector]
-        worker = build(path(family), selector, top_k, buffer, chunk=chunk, prefix_cache=caching)
-        return Seen(worker)
+        return Seen(build(path(family), selector, top_k, buffer, chunk=64, prefix_cache=caching, **on))
 
     return get
+
+
+@pytest.fixture(scope="module")
+def make(path: Callable[[str], Path]) -> Callable[..., Seen]:
+    return maker(path)
+
+
+def spoil(kept: Tensor) -> None:
+    """Change what is kept. A worker's queues wait for no other CUDA stream."""
+    if kept.is_cuda:
+        torch.cuda.synchronize()
+    with torch.inference_mode():
+        kept += 1
+    if kept.is_cuda:
+        torch.cuda.synchronize()
 
 
 START, OTHER = prompt(150), prompt(150, seed=1)
@@ -176,8 +189,7 @@ def test_what_stays_on_the_device_has_the_bits_of_what_is_copied_from_the_host(m
             run(client, START)
             leave_and_evict(client, stay)
             if each is spoiled:
-                with torch.inference_mode():
-                    each.worker._cache.buffer += 1
+                spoil(each.worker._cache.buffer)
             run(client, LATER)
             assert (client.stats.cached_tokens, client.stats.cached_on_device) == (128, 32 * stay)
         assert each.fetched == 128 - 32 * stay
@@ -198,11 +210,11 @@ def test_what_was_generated_stays_on_the_device_in_all_layers(make: Any, spoiled
         with serving(seen.worker) as client:
             (outcome,) = run(client, text, max_tokens=60)
             text = np.concatenate((text, np.array(outcome.tokens, np.int32), prompt(12, seed=1)))
+            leave(client)
             if stay is not None:
                 leave_and_evict(client, stay)
             elif spoiled:
-                with torch.inference_mode():
-                    seen.worker._cache.dense_kv += 1
+                spoil(seen.worker._cache.dense_kv)
             run(client, text)
         assert seen.fetched == (0 if stay is None else 96)
         outputs.append(seen.logits[1])

@@ -1,8 +1,6 @@
 """Prompts that are prefilled where they stay have the bits of those that went through a pool of their own."""
 
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import torch
 from hiscore.decoding.memory import sizing
 from hiscore.decoding.pools import prompt_pages
 from hiscore.decoding.worker.worker import CacheWorker
-from tests.support.decoding import CONTEXT, build, checkpoint, prompt
+from tests.support.decoding import CONTEXT, build, prompt
 from tests.support.late_copies import LateCopies
 from tests.support.worker_driver import Driver
 
@@ -21,11 +19,6 @@ pytestmark = pytest.mark.slow  # whole models
 FEW = (160, 192)
 # Longer than a buffer, and shorter; neither ends with a page.
 LONG, SHORT = 350, 41
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return cache(lambda family: checkpoint(family, tmp_path_factory.mktemp("checkpoint")))
 
 
 def in_a_pool_of_their_own(worker: Callable[[], CacheWorker], monkeypatch: pytest.MonkeyPatch) -> CacheWorker:

@@ -10,7 +10,6 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
-from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.worker.sampler import finite, sample_batch
 from hiscore.decoding.worker.sampling_options import padded_options
 from hiscore.decoding.worker.step_runner import COUNTERS, feed, new_input_ids
@@ -19,7 +18,7 @@ from hiscore.decoding.worker.token_sampler import TokenSampler
 from hiscore.decoding.worker.triton_sampler import Feeding, draw
 from tests.support.tiers import first_of
 from tests.unit.decoding.worker.test_step_runner import Counted
-from tests.unit.decoding.worker.test_token_sampler import VOCABULARY, Row, batch_of
+from tests.unit.decoding.worker.test_token_sampler import VOCABULARY
 
 # Without a GPU kernels run in Triton's interpreter.
 pytestmark = [
@@ -97,48 +96,6 @@ def test_the_draws_are_those_of_the_launch() -> None:
     assert first == again != steps.draw(logits, seq_indices, sampling).tolist()
     sampling.uniforms[:] = 1 - sampling.uniforms
     assert first != steps.draw(logits.flip(0), seq_indices, sampling).tolist()
-
-
-def penalised_rows() -> list[Row]:
-    return [
-        Row([1, 2, 2], SamplingParams(), 4),
-        Row([5, 6], SamplingParams(repetition_penalty=1.7), 0),
-        Row([7], SamplingParams(temperature=0.9, frequency_penalty=1.5, presence_penalty=-0.5, seed=3), 2),
-        Row([8, 9, 39], SamplingParams(temperature=1.0, top_k=5, presence_penalty=2.0, seed=4), 3),
-        Row([10], SamplingParams(repetition_penalty=0.5, frequency_penalty=-2.0), 1),
-        Row([11], SamplingParams(temperature=1.0, seed=5), 7),
-    ]
-
-
-@pytest.mark.parametrize("forgets", first_of(False, True))
-def test_penalties_are_those_of_the_sampler(forgets: bool) -> None:
-    """To the bit, whichever of both counted a token. forgets: the control, kernels count none."""
-    rows, steps = penalised_rows(), Steps()
-    alone = TokenSampler(SEQUENCES, torch.device("cpu"))
-    indices = np.array([row.seq_index for row in rows], np.int32)
-    plain = same = 0
-    for step in range(20):
-        logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(step)) * 2
-        sampling = batch_of(rows)
-        assert sampling.fits_graph == (step > 0)  # the device counts their prompts first
-        expected, own = logits.clone(), logits.clone()
-        ids = alone.sample(expected, indices, sampling).ids
-        if sampling.fits_graph and step % 7:
-            counted = steps.counts.table.clone()
-            found = steps.draw(own, indices, sampling)[COUNTERS : COUNTERS + len(rows)]
-            own = steps.logits[: len(rows)]
-            if forgets:
-                steps.counts.table.copy_(counted)
-        else:
-            found = steps.sampler.sample(own, indices, sampling).ids
-        same += torch.equal(own, expected) and torch.equal(found, ids)
-        plain += int((logits.argmax(-1) != ids).sum())
-        for row, token in zip(rows, ids.tolist(), strict=True):
-            row.output.append(token)
-            row.sequence.output_ids.append(token)
-    assert (same == 20) != forgets
-    assert plain > 20, "the control: without penalties and draws other tokens are the largest"
-    assert torch.equal(steps.counts.table, alone._counts.table) != forgets
 
 
 def test_padding_is_greedy_and_feeds_nobody() -> None:

@@ -64,11 +64,3 @@ def test_what_one_rank_stores_is_what_all_attend_to(
     worker = together(ranks, path, NAME)
     ranks.do(partial(decode_rank_work.store_zeros, which=which % ranks.rank.shard.ranks))
     assert tokens(worker, LONG) != expected
-
-
-def test_a_rank_that_stores_nothing_is_missed(ranks: Ranks, path: Path, expected: list[list[int]]) -> None:
-    """The control: memory that was never written is NaN."""
-    worker = together(ranks, path, NAME)
-    ranks.do(partial(decode_rank_work.offload_nothing, which=1))
-    with pytest.raises(AssertionError):
-        assert tokens(worker, LONG) == expected

@@ -3,10 +3,6 @@
 And where everything is selected, a sequence that is spilled and comes back has them, too.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +10,7 @@ import torch
 
 from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.step_runner import Attends
-from tests.support.decode_client import serving
-from tests.support.decoding import CONTEXT, build, checkpoint, prompt
-from tests.support.late_copies import LateCopies
+from tests.support.decoding import CONTEXT, build, prompt
 from tests.support.worker_driver import Driver
 
 pytestmark = pytest.mark.slow  # whole models
@@ -24,11 +18,6 @@ pytestmark = pytest.mark.slow  # whole models
 # Selected and buffered: all of the first 256 tokens, and a sequence that may become longer is spilled.
 EVERYTHING, FEW = (256, 256), (160, 192)
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return cache(lambda family: checkpoint(family, tmp_path_factory.mktemp("checkpoint")))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
@@ -100,28 +89,3 @@ def test_a_spilled_sequence_selects_as_one_that_always_did(
     # Only the first sparse layer sees the same keys in both: later ones follow what was attended to before.
     assert torch.equal(selected[0][0, :10], selected[1][0, :10])
     assert bool(layers_of_first[1]) is indexed
-
-
-@pytest.mark.parametrize("pages", [20, 96])
-def test_under_pressure_only_the_longest_is_spilled(path: Any, pages: int) -> None:
-    """In memory that is NaN wherever nothing was written: the others get their tokens, and it goes on."""
-    calls = [{"tokens": prompt(n, seed=n), "max_tokens": 24} for n in (340, 40, 90, 70)]
-    expected = []
-    with serving(build(path("qwen3"), "dense", dtype=torch.float64)) as client:
-        for call in calls:
-            outcome = client.submit(**call)
-            client.wait([outcome])
-            expected.append(outcome.tokens)
-    worker = build(path("qwen3"), "auto", *FEW, dtype=torch.float64)
-    worker.cache_config = replace(worker.cache_config, device_pages=pages, reserved_pages=0)
-    admit, full = worker.admit, []
-    worker.admit = lambda given: (full.append(given.full_attention), admit(given))[1]  # type: ignore[method-assign]
-    with serving(LateCopies(20).install(worker)) as client:
-        outcomes = [client.submit(**call) for call in calls]
-        client.wait(outcomes)
-    assert client.failures == []
-    assert [outcome.end for outcome in outcomes] == ["length"] * len(calls)
-    assert [outcome.tokens for outcome in outcomes[1:]] == expected[1:]
-    assert outcomes[0].tokens[0] == expected[0][0]
-    assert full.count(False) == (pages == 20)
-    assert (outcomes[0].tokens == expected[0]) or pages == 20

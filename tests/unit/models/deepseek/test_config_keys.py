@@ -1,5 +1,6 @@
 """No key of a config with a lightning indexer is silently ignored that transformers honours."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,9 @@ import torch
 
 from hiscore.models.deepseek import config
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
-from hiscore.models.errors import UnsupportedCheckpoint
 from tests.support import tiny_dsa, tiny_models
-from tests.support.config_mutations import changed, keys_of, wrong
+from tests.support.config_mutations import changed, keys_of, verdict_of, wrong
+from tests.support.dsa_rank_work import hidden_of
 
 pytestmark = pytest.mark.usefixtures("short_reprs")
 
@@ -22,42 +22,27 @@ IDS = torch.randint(tiny_dsa.VOCABULARY, (40,), generator=torch.Generator().manu
 BOUND = 1e-5
 
 
-def logits(decoder: DsaDecoder) -> torch.Tensor:
-    slots, rows = torch.arange(len(IDS)), len(IDS)
-    staged = StagedLatents(decoder.architecture, rows, CPU, decoder.dtype)
-    staged.plan([Segment(slots, rows)])
-    with torch.inference_mode():
-        hidden = decoder.tail(*decoder.body(IDS.int(), torch.arange(rows).int(), staged))
-        return hidden @ decoder.weights.head.T
-
-
 def read(checkpoint: Path) -> Any:
     """What we read of a checkpoint's config: the decoder is made of nothing else."""
     architecture, of_texts = config.read_architecture(checkpoint)
     return architecture, of_texts.rope_parameters
 
 
-def verdict(checkpoint: Path, must_serve: bool = False) -> str | None:
-    """What is wrong with how a checkpoint is served, if anything."""
-    try:
-        decoder = DsaDecoder(checkpoint, CPU, torch.float64)
-    except UnsupportedCheckpoint as refusal:
-        if must_serve:
-            return f"is refused: {refusal}"
-        return None if str(refusal) else "refused without a reason"
-    except Exception as error:
-        return f"fails with {error!r}"
-    try:
-        reference = tiny_dsa.reference(checkpoint, torch.float64)
-        with torch.inference_mode():
-            expected = reference(IDS[None], use_cache=False).logits[0]
-    except Exception as error:
-        return f"is served, and transformers refuses it: {error!r}"
-    try:
-        torch.testing.assert_close(logits(decoder), expected, atol=BOUND, rtol=0)
-    except Exception as error:
-        return f"is computed otherwise: {error!r}"
-    return None
+def load(checkpoint: Path) -> DsaDecoder:
+    return DsaDecoder(checkpoint, CPU, torch.float64)
+
+
+@torch.inference_mode()
+def truth(checkpoint: Path) -> torch.Tensor:
+    return tiny_dsa.reference(checkpoint, torch.float64)(IDS[None], use_cache=False).logits[0]
+
+
+def compare(decoder: DsaDecoder, expected: torch.Tensor) -> None:
+    found = hidden_of(decoder, IDS) @ decoder.weights.head.T
+    torch.testing.assert_close(found, expected, atol=BOUND, rtol=0)
+
+
+verdict = partial(verdict_of, load, truth, compare)
 
 
 @pytest.mark.slow

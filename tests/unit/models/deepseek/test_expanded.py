@@ -10,9 +10,7 @@ from torch import Tensor
 
 from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.expanded import FullRows
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
-from hiscore.models.deepseek.prefill_tiles import NewRows, plan_full
 from tests.support import tiny_dsa
 
 CPU = torch.device("cpu")
@@ -108,26 +106,3 @@ def test_temporaries_are_bounded_and_change_nothing(
     assert len(list(expanded.heads_at_once(a, 45, 100))) == a.heads
     # Products over fewer rows add in another order.
     torch.testing.assert_close(logits(decoder, max_elements=100), whole, atol=1e-12, rtol=0)
-
-
-def rows(*of_each: tuple[int, int]) -> list[FullRows]:
-    """Length and new rows of each sequence."""
-    found, first = [], 0
-    for length, new in of_each:
-        found.append(FullRows(slice(first, first + new), torch.arange(length)))
-        first += new
-    return found
-
-
-def test_sequences_are_computed_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expanded, "GROUP_TOKENS", 100)
-    sizes = [(60, 5), (40, 5), (1, 1), (300, 9), (99, 1), (1, 1)]
-    found = [[each.length for each in group] for group in expanded.groups(rows(*sizes))]
-    assert found == [[60, 40], [1], [300], [99, 1]]
-
-
-def test_tiles_hold_every_row_once_the_longest_first() -> None:
-    sequences = [NewRows(20, 50, True), NewRows(16, 16, True), NewRows(1, 9, True)]
-    # Between the last two, rows of the forward that select.
-    tiles = plan_full(sequences, [0, 20, 40], 16)
-    assert tiles.tolist() == [[16, 4, 46, 0], [0, 16, 30, 0], [40, 1, 8, 66], [20, 16, 0, 50]]

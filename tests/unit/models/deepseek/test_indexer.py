@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hiscore.models.deepseek.indexer import IndexQuery, index_scores, select_positions
+from hiscore.models.deepseek.indexer import select_positions
 
 
 def best(scores: list[float], length: int, k: int) -> list[int]:
@@ -54,29 +54,3 @@ def test_what_lies_beyond_a_row_is_never_selected(rubbish: float) -> None:
     scores = torch.tensor([[1.0, 3.0, rubbish, rubbish], [0.0, 0.0, 1.0, rubbish]])
     assert selected(scores, [2, 3], 2) == [[0, 1], [0, 2]]
     assert selected(scores, [2, 3], 4) == [[0, 1], [0, 1, 2]]
-
-
-def test_scores_are_the_gated_sum_of_raised_products() -> None:
-    torch.manual_seed(0)
-    q, gates, keys = torch.randn(3, 4, 8), torch.randn(3, 4), torch.randn(11, 8)
-    expected = torch.zeros(3, 11)
-    for row in range(3):
-        for key in range(11):
-            for head in range(4):
-                product = float(q[row, head] @ keys[key])
-                expected[row, key] += gates[row, head] * max(product, 0.0)
-    found = index_scores(IndexQuery(q, gates), keys)
-    assert found.dtype == torch.float32
-    # float32 sums of 32 terms of a few units, added in another order.
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-
-
-def test_keys_of_each_row_score_as_shared_keys_do() -> None:
-    torch.manual_seed(1)
-    query = IndexQuery(torch.randn(3, 4, 8), torch.randn(3, 4))
-    keys = torch.randn(3, 11, 8)
-    found = index_scores(query, keys)
-    for row in range(3):
-        alone = IndexQuery(query.q[row : row + 1], query.gates[row : row + 1])
-        # As above.
-        torch.testing.assert_close(found[row], index_scores(alone, keys[row])[0], atol=1e-5, rtol=0)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hiscore.layers import moe
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from tests.support import published_dsa, tiny_dsa
+from tests.support.dsa_rank_work import hidden_of
 
 pytestmark = pytest.mark.slow
 
@@ -30,11 +30,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def logits(checkpoint: Path) -> Tensor:
     decoder = DsaDecoder(checkpoint, CPU, torch.float32)
-    staged = StagedLatents(decoder.architecture, len(IDS), CPU, decoder.dtype)
-    staged.plan([Segment(torch.arange(len(IDS)), len(IDS))])
-    with torch.inference_mode():
-        hidden = decoder.tail(*decoder.body(IDS.int(), torch.arange(len(IDS)).int(), staged))
-        return hidden @ decoder.weights.head.T
+    return hidden_of(decoder, IDS) @ decoder.weights.head.T
 
 
 def truth(dense: Path) -> Tensor:
