@@ -24,7 +24,7 @@ LATER = np.concatenate((START[:130], prompt(10, seed=2)))  # shares four blocks 
 FEW, ALL = (16, 24), (256, 256)
 """Tokens selected, and in the buffer: less than a prompt, or more than a sequence ever has."""
 FAMILIES = {
-    "llama-biased": "exact", "gemma3": "quest", "qwen3-moe": "dense", "glm-alternating": "dsa", "qwen3": "auto",
+    "llama-biased": "exact", "qwen3-moe": "dense", "glm-alternating": "dsa", "qwen3": "auto",
 }  # fmt: skip
 CACHING: dict[str, Any] = {"prefix_cache": True, "chunk": 64}
 
@@ -66,7 +66,7 @@ def answers(worker: CacheWorker | ParallelWorker, cached: int) -> list[list[int]
 def test_a_prefix_that_was_found_comes_from_all_ranks(
     family: str, selected: tuple[int, int], ranks: Ranks, paths: dict[str, Path]
 ) -> None:
-    if FAMILIES[family] in ("quest", "auto") and selected is FEW:
+    if FAMILIES[family] == "auto" and selected is FEW:
         selected = (96, 96)  # its ring is always selected
     given, path = (FAMILIES[family], *selected), paths[family]
     whole = with_a_head_for_each_rank(path, ranks.rank.shard.ranks)

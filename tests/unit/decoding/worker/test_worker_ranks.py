@@ -44,12 +44,12 @@ SETTINGS = {
     "latents, dense": ("glm", ("dense", 16, 24)),
 }
 FOR_FOUR = (
-    *("dense", "quest", "exact", "sinks", "wide norms", "norms by head"),
+    *("dense", "quest", "exact", "windows", "sinks", "wide norms", "norms by head"),
     *("latents, shared selections", "latents, GLM experts"),
 )
 """What four ranks do that two do not: several have the same head of keys and values, its norm and its selections.
 
-Of the others, `test_prefix_ranks` decodes windows and experts on four, and `test_scorer_ranks` and `test_sharding`
+Of the others, `test_prefix_ranks` decodes experts on four, and `test_scorer_ranks` and `test_sharding`
 cover each family's weights.
 """
 CALLS: list[Call] = [call(number) for number in range(COUNT)]
