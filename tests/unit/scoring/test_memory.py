@@ -41,14 +41,12 @@ def pool_gib(planned: MemoryPlan) -> float:
 
 @pytest.mark.parametrize("name", [name for name in GEOMETRIES if name != "SmolLM2-135M"])
 def test_the_pool_is_sized_for_one_call_of_the_longest_sequences(name: str) -> None:
-    """And the page on memory says so. Before: two prompts of the checkpoint's whole context, and 1 GiB."""
+    """And the page on memory says so."""
     a = architecture(name)
-    boundaries = -(-a.context_length // BUDGET) + 2
-    before = 2 * (a.context_length // PAGE + boundaries) * PAGE * slot_bytes(a, 2) / GIB + 1
-    now, short = pool_gib(plan(name, 1_000)), pool_gib(plan(name, 1_000, 8_192))
+    whole, short = pool_gib(plan(name, 1_000)), pool_gib(plan(name, 1_000, 8_192))
     tokens = 32_768 + BUDGET
-    assert now == pytest.approx(tokens * slot_bytes(a, 2) / GIB, rel=0.01)
-    row = f"| {name} | {a.context_length:,} | {before:.1f} GiB | {now:.1f} GiB | {short:.1f} GiB |"
+    assert whole == pytest.approx(tokens * slot_bytes(a, 2) / GIB, rel=0.01)
+    row = f"| {name} | {a.context_length:,} | {whole:.1f} GiB | {short:.1f} GiB |"
     assert row in (ROOT / "docs" / "memory.md").read_text()
 
 
