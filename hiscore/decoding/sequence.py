@@ -17,8 +17,6 @@ from hiscore.page_hashes import PageHashes
 
 
 class Status(Enum):
-    """State of a sequence's life."""
-
     WAITING = auto()
     """Holds nothing yet."""
     RESTORING = auto()
@@ -46,14 +44,12 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True)
 class DecodeCall:
-    """A validated call.
+    """A validated call, with an int32 prompt of at least one token.
 
     Attributes:
-        prompt: int32 [n], at least one token.
         deadline: Time at which it must have ended, in seconds of the monotonic clock.
         start_by: Time at which it must have left the queue, on the same clock.
         arrived: Time of its arrival, on the same clock.
-        grammar: Grammar of its text; None: any text.
         mask: The grammar's first.
     """
 
@@ -87,17 +83,16 @@ class Output:
 
 @dataclass
 class Holdings:
-    """Pages that a sequence holds. The pools alone write here.
+    """Pages that a sequence holds, int32 [n]. The pools alone write here.
 
     Attributes:
         seq_index: Row of the per-sequence tables; -1: none.
-        host_pages: int32 [n]: the sequence's block table in the host pool.
-        device_pages: int32 [n]: pages of the device buffer.
-        staging_pages: int32 [n]: pages into which the prompt is prefilled.
-        borrowed_pages: int32 [n]: pages held for the prefill only.
-        source_blocks: int32 [n]: host blocks of others that are copied, held until then.
-        window_pages: int32 [n]: places in windowed layers, which the sequence's pages take in turn; kept as long
-            as any host pages.
+        host_pages: The sequence's block table in the host pool.
+        staging_pages: Pages into which the prompt is prefilled.
+        borrowed_pages: Pages held for the prefill only.
+        source_blocks: Host blocks of others that are copied, held until then.
+        window_pages: Places in windowed layers, which the sequence's pages take in turn; kept as long as any host
+            pages.
         restored_pages: int64 [n]: host pages that a resumed sequence copies to staging; None: all.
     """
 
@@ -125,7 +120,6 @@ class Turn:
     Attributes:
         queue_position: The lowest of all that wait comes first.
         waiting_since: Step at which the wait began.
-        times_overtaken: Number of later sequences that have started during the wait.
         steps_run: Steps since the start or resumption, less twice those lost meanwhile.
         gives_up: Host blocks, the last ones, that are taken at a preemption.
     """
@@ -143,14 +137,12 @@ class Sequence:
 
     Attributes:
         reply_to: Passed through: the engine's caller knows the sequence by it.
-        stop_checker: Decides when the sequence ends, and which text may be sent until then.
         held: Pages; written by the pools.
         turn: Place in the queue; written by the queues and their policies.
         status: Written by `Queues`.
         prefilled: Prompt tokens launched.
         sampled: Tokens sampled by launches, including those still in flight.
         read: Sampled tokens that have been read.
-        output_ids: Generated tokens, as they were sent.
         replayed: After a loss of pages, so many of `output_ids` are fed once more, and not sent again.
         furthest: Most tokens before the sequence went back: its places in windowed layers may hold these.
         in_flight: Launches that have not been read.
@@ -162,7 +154,6 @@ class Sequence:
         has_index: The index is complete: the sequence has selected since it was made.
         is_indexed: All of the prompt is on the host, and in the index and the dense layers.
         is_published: The prompt's blocks can be found by others.
-        hashes: Hashes of the blocks of tokens, as far as they were needed.
         mask: Tokens that the grammar allows next; None while that is not known.
         is_counted: The tokens are counted on the device, for penalties.
         has_left_queue: The prefill has begun; written by `Times`.
@@ -215,7 +206,6 @@ class Sequence:
 
     @property
     def prompt_left(self) -> int:
-        """Prompt tokens still to be launched."""
         return len(self.call.prompt) - self.prefilled
 
     @property
@@ -233,7 +223,6 @@ class Sequence:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that may still be generated."""
         return self.call.params.max_tokens - self.sampled
 
     @property

@@ -57,7 +57,6 @@ class DecodeEngine:
 
     Args:
         detokenizer: Makes a detokenizer, which skips special tokens or not; None without a tokenizer.
-        max_queue: Calls that may wait.
         emit: Gets the outputs of each sequence, the last with a finish reason, or an error instead. Called on the
             engine's thread: it must not block or raise.
         on_failure: Called with what the worker raised, before the sequences concerned are told.
@@ -223,7 +222,6 @@ class DecodeEngine:
         self._inbox.update_room(waiting, startable, load, preempted)
 
     def _collect(self, entry: InFlight) -> None:
-        """Wait for a result, and emit its tokens."""
         for sequence in entry.sequences:
             sequence.in_flight -= 1
         with self._fail_only(entry.sequences):

@@ -19,12 +19,7 @@ WAITING_LOAD = 4
 
 
 class Inbox:
-    """A bounded, thread-safe queue.
-
-    Args:
-        startable: Calls that can start at once, and so do not count as waiting.
-        board: Shows the loads of the model's instances; None: there is no other.
-    """
+    """A bounded, thread-safe queue, in which `startable` calls do not count; a board shows instances' loads."""
 
     def __init__(self, max_queue: int, startable: int, board: LoadBoard | None = None) -> None:
         self.num_refused = 0
@@ -40,11 +35,7 @@ class Inbox:
         self._dead = False
 
     def put(self, sequence: Sequence) -> None:
-        """Add a call.
-
-        Raises:
-            RequestError: The queue is full, or the engine is closing (UNAVAILABLE); it has died (INTERNAL).
-        """
+        """Add a call; raise RequestError if the queue is full or closing (UNAVAILABLE), or dead (INTERNAL)."""
         with self._changed:
             if self._dead:
                 raise RequestError("decode has stopped, see the server's log", Code.INTERNAL)
@@ -65,7 +56,6 @@ class Inbox:
             self._changed.notify_all()
 
     def cancel(self, reply_to: Any) -> None:
-        """Request that a sequence be cancelled."""
         with self._changed:
             self._cancelled.append(reply_to)
             self._changed.notify_all()
@@ -99,7 +89,6 @@ class Inbox:
         """Set how many more calls may come, and publish the load.
 
         Args:
-            startable: Calls that the scheduler could start now.
             running: Running calls, and a fraction for the memory that they hold: of two instances that run as
                 many, the one with more memory left gets the next call.
             preempted: Preempted calls, which keep places in the queue: otherwise each call that preempts one would
@@ -129,7 +118,6 @@ class Deadlines:
         self._heap: list[tuple[float, int]] = []  # with the id of reply_to
 
     def add(self, sequence: Sequence) -> None:
-        """Watch a new call."""
         for at in _times_of(sequence):
             if at < math.inf:
                 self.watch(at, id(sequence.reply_to))

@@ -68,11 +68,7 @@ class PromptReader:
         return self._check_ids(input_ids) if text is None else self._encode(text, params.add_special_tokens)
 
     def compile(self, params: SamplingParams) -> GrammarMatcher | None:
-        """Compile the grammar of the request's text; None if it has none.
-
-        Raises:
-            RequestError: There is no tokenizer, or the grammar cannot be used.
-        """
+        """Compile the request's grammar, if any; raise RequestError if it or the tokenizer does not allow that."""
         if params.has_grammar and self.grammars is None:
             raise RequestError("a grammar needs text: this checkpoint has no tokenizer")
         return self.grammars.compile(params) if self.grammars else None
@@ -110,11 +106,7 @@ class PromptReader:
 
 
 class RequestIntake:
-    """Reads requests and passes each, with its `reply_to`, to `submit`, or with the error to `refuse`.
-
-    Both are called on the thread that calls `accept`, or for a large text or a grammar on a separate thread.
-    `submit` may raise `RequestError`, which then goes to `refuse`.
-    """
+    """Reads requests for `submit`, on its own thread if that takes long; `refuse` gets those that fail."""
 
     def __init__(
         self,

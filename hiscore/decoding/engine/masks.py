@@ -44,5 +44,4 @@ class MaskThreads:
         return failed
 
     def close(self) -> None:
-        """End the threads."""
         self._threads.shutdown()

@@ -28,7 +28,6 @@ MAX_POLLED = 64
 
 
 def unchanged(outputs: Outputs) -> Outputs:
-    """Return the outputs that every stream has."""
     return outputs
 
 
@@ -39,7 +38,6 @@ class ResponseStream:
     Attributes:
         reply_to: Gets the responses. None after the last: Triton does not unload a model while anything refers to
             a response sender.
-        error: Ends the stream after the pending outputs.
         whole: Everything is sent in one response, at the end.
         shape: Makes the tensors of a response of those that every stream has.
     """
@@ -63,9 +61,7 @@ class ResponseStream:
 
 
 class ResponseSender:
-    """Sends the outputs of each stream in order, and ends it with exactly one last response.
-
-    All arguments are called on the thread of this object.
+    """Sends the outputs of each stream in order, then exactly one last response; its thread calls all arguments.
 
     Args:
         send: Sends one response, `(reply_to, outputs or error, last)`; returns whether the stream is still open.
@@ -114,7 +110,6 @@ class ResponseSender:
                 poll_at = time.monotonic() + POLL_S
 
     def _receive(self) -> None:
-        """Wait for something to do, then take all that is queued."""
         try:
             entry = self._queue.get(timeout=POLL_S if self._open else None)
             while True:

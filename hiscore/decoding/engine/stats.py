@@ -101,7 +101,6 @@ class Tally:
         )
 
     def count_rejection(self, reason: Literal["late", "cancelled"]) -> None:
-        """Count a call that ended in the queue."""
         self.total = replace(self.total, **{reason: getattr(self.total, reason) + 1})
 
     def snapshot(self, scheduler: Scheduler, cache_config: CacheConfig) -> EngineStats:
@@ -150,5 +149,4 @@ class StatsFeed:
 
 
 def descriptions(metrics: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """Map each metric to its help."""
     return {name: text for name, (_, text) in metrics.items()}

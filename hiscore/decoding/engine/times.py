@@ -24,10 +24,7 @@ def _of_tokens() -> Histogram:
 
 @dataclass
 class Times:
-    """Histograms in seconds: written by the engine's thread, read by any.
-
-    A call waits in the queue until its first prefill. `call` leaves out calls that fail or are cancelled.
-    """
+    """Histograms in seconds, written by the engine's thread; `call` leaves out failed and cancelled calls."""
 
     queue_wait: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)

@@ -25,7 +25,6 @@ class CacheConfig:
         ring_pages: Device pages of a sparse sequence that hold its newest tokens.
         staging_pages: Pages of a staging pool of its own, `STAGING_PAGE_SIZE` tokens each.
         max_sequences: Sequences that may hold pages on the device at once.
-        prefill_token_budget: Tokens of one prefill forward at most.
         dense: Every layer is dense: sequences own no pages of the device pool.
         resident_if_it_fits: Sequences attend to everything while the device has room for all of them.
         context_setting: Setting that decides `context_length`.
@@ -79,17 +78,14 @@ class CacheConfig:
 
     @property
     def block_pages(self) -> int:
-        """Host pages of a block."""
         return max(1, self.block_size // self.page_size)
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block."""
         return self.block_pages * self.page_size
 
     @property
     def max_pages(self) -> int:
-        """Pages of the longest sequence."""
         return -(-self.context_length // self.page_size)
 
     @property

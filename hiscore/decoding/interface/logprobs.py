@@ -23,10 +23,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def unpack(packed: Int64, sampling: SamplingBatch | None) -> dict[int, TokenLogprobs]:
-    """Read `hiscore.decoding.worker.token_sampler.pack_logprobs`, int64 [n], on the host; returns them by row.
-
-    If no row reports log-probabilities, `packed` may hold anything.
-    """
+    """Read what `hiscore.decoding.worker.token_sampler.pack_logprobs` made, int64 [n], on the host: by row."""
     if sampling is None or sampling.logprobs is None or not len(asked := sampling.logprob_rows):
         return {}
     of_rows = packed.reshape(len(asked), -1)

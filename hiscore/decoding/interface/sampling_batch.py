@@ -21,7 +21,6 @@ class LogitBias:
     values: Float32
 
     def only(self, rows: Sequence[int]) -> "LogitBias":
-        """Select some rows."""
         kept = np.isin(self.rows, rows)
         return LogitBias(self.rows[kept], self.ids[kept], self.values[kept])
 
@@ -39,7 +38,6 @@ class Masks:
     bits: tuple[Int32, ...]
 
     def only(self, rows: Sequence[int]) -> "Masks":
-        """Select some rows."""
         kept = np.flatnonzero(np.isin(self.rows, rows))
         return Masks(self.rows[kept], tuple(self.bits[place] for place in kept))
 
@@ -72,7 +70,6 @@ class Penalties:
     histories: tuple[History, ...] = ()
 
     def only(self, rows: Sequence[int]) -> "Penalties":
-        """Select some rows."""
         kept = np.isin(self.rows, rows)
         return Penalties(
             self.rows[kept],

@@ -11,11 +11,7 @@ def ring_pages(width: int, page_size: int) -> int:
 
 
 def initial_pages(length: int, page_size: int, lru_pages: int, ring_pages: int) -> tuple[Int64, Int64]:
-    """Choose the pages that the LRU area and the ring begin with, for a sequence that fills the buffer or more.
-
-    Returns:
-        Pages of the sequence, ascending, and the places in the buffer that take them: int64 [n] each.
-    """
+    """Choose the pages that LRU area and ring of a long sequence start with, and their places: int64 [n] each."""
     # The next token may start a page, which then replaces the ring's oldest.
     ring_start = max(0, length // page_size - ring_pages + 1)
     ring = np.arange(ring_start, -(-length // page_size))

@@ -127,7 +127,6 @@ class KVCache:
         return self.dense_kv[self.dense[layer]] if layer in self.dense else self.buffer[self.sparse[layer]]
 
     def index_of(self, layer: int) -> Tensor:
-        """An indexed layer's part of `index`."""
         return self.index[self.indexed[layer]]
 
     def stored(self, host_pages: Tensor) -> tuple[Tensor, Tensor]:

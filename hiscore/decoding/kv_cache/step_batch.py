@@ -8,10 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One new token of each of R sequences, which attends to its sequence up to itself.
-
-    Rows of the tables, all different, and positions are int32 [R]; -1 and 0 for padding.
-    """
+    """A new token of each of R sequences: table rows, all different, and positions, int32; padding has -1, 0."""
 
     seq_indices: Tensor
     positions: Tensor

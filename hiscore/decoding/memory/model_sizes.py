@@ -57,11 +57,7 @@ def read_shape(
 
 
 def bytes_of_rank(checkpoint: Path, dtype: torch.dtype, keeps_fp8: bool, shard: Shard) -> int:
-    """Count the bytes of a rank's share of the weights; `keeps_fp8` leaves in fp8 what the checkpoint stores so.
-
-    Raises:
-        UnsupportedCheckpoint: It cannot be divided; with `keeps_fp8`, loaded.
-    """
+    """Count the bytes of a rank's share of the weights; raise UnsupportedCheckpoint if it cannot be divided."""
     if keeps_fp8:
         latent, _ = read_latent_architecture(checkpoint)
         return planned_bytes(
@@ -89,12 +85,7 @@ def forward_bytes(
     on_cuda: bool,
     kernels_top_k: int | None = None,
 ) -> int:
-    """Bound the bytes of a prefill forward and of the sampling in a step.
-
-    Args:
-        number_bytes: Bytes of one number of an activation.
-        kernels_top_k: Tokens that a row selects, where kernels do a prefill with an indexer.
-    """
+    """Bound the bytes of a prefill forward, whose rows select `kernels_top_k` tokens, and of a step's sampling."""
     logits = sampling_bytes(step_rows, a.vocab_size, on_cuda)
     if isinstance(a, Architecture):
         return activation_bytes(a, prefill_rows, number_bytes) + logits

@@ -31,9 +31,7 @@ def memory_budget(
 ) -> MemoryBudget:
     """Size the pools as the settings say, or by shares of free memory, at most half of what the weights leave.
 
-    Args:
-        weights: Their bytes.
-        processes: Ranks of all instances of the model: on the CPU all of them take from the same memory.
+    On the CPU all `processes`, the ranks of all instances, take from the same memory.
     """
     kind = device.type
     host = ledger.free("host", available_host_bytes)
@@ -73,10 +71,7 @@ def paged_sizes(cache_config: CacheConfig) -> PagedSizes:
 
 
 def prefill_inputs(device: torch.device, cache_config: CacheConfig, has_windows: bool) -> PrefillInputs:
-    """Bound what a grouped-query model allocates for inputs of prefills.
-
-    FlashInfer's buffers count: it is not known before it is tried whether FlashInfer can be used.
-    """
+    """Bound the inputs of a grouped-query model's prefills, with FlashInfer's buffers, which may not be used."""
     if device.type != "cuda":
         return PrefillInputs(0, 0)
     lists = 4 * MAX_CONTEXT_SLOTS * (2 if has_windows else 1)
@@ -92,13 +87,7 @@ def plan_memory(
     activations: int,
     inputs: PrefillInputs,
 ) -> list[MemoryPlan]:
-    """Plan decode's memory, in bytes, on the host, and on the device if that has memory of its own.
-
-    Args:
-        sizes: The cache's tensors, by name.
-        activations: A prefill forward and a step's logits.
-        inputs: A prefill forward's inputs.
-    """
+    """Plan decode's bytes on the host, and on the device if that has memory of its own."""
     pool = MemoryLine("keys and values on the host", sizes["host_kv"], ("HOST_KV_BYTES",))
     counted = ("host_kv", "exchange", "dense_kv", "window_kv", *BUFFERS, *INDEX)
     rest = sum(size for name, size in sizes.items() if name not in counted)

@@ -12,12 +12,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool, and the number of sequences of the whole context that it holds at once.
-
-    Attributes:
-        setting: Setting that decides its size.
-        is_shared: Sequences that run share it; else it serves one at a time, as staging does.
-    """
+    """A pool sized by `setting`, for `sequences` of the whole context at once; one at a time if not shared."""
 
     name: str
     bytes: int

@@ -21,11 +21,7 @@ class DecodeModel(Protocol):
     """Pool in which prompts are prefilled: [L, slots, C, H, head_dim]."""
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
-        """Run parts of prompts, at most one per sequence, in one forward.
-
-        Returns:
-            float32 [n, vocabulary]: logits after the n chunks that are their prompts' last.
-        """
+        """Run parts of prompts, one per sequence; return logits after n last chunks: float32 [n, vocabulary]."""
         ...
 
     def decode(

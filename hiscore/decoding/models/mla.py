@@ -83,10 +83,7 @@ class LatentModel:
 
 
 class LatentStep:
-    """`LatentCache` of a decode step, over pages of one token. No shape depends on data.
-
-    Layers that share a selection each bring it to their own buffer.
-    """
+    """`LatentCache` of a step: no shape depends on data. Layers that share a selection each buffer it."""
 
     selecting: Tensor | None = None
 
@@ -108,12 +105,9 @@ class LatentStep:
             self._ops.write_index(layer, index_key, self.host_slots)
 
     def attend(self, layer: int, q: Tensor, index: IndexQuery | None) -> Tensor:
-        """Attend with q, [R, heads, row_dim], to tokens that the indexer selects; returns [R, heads, latent_rank].
+        """Attend to the tokens that the indexer selects: q, [R, heads, row_dim], to [R, heads, latent_rank].
 
-        Without `index`, the layer shares the selection of a layer before it.
-
-        Raises:
-            ValueError: The layer shares a selection that no sparse layer before it has made.
+        Without `index` the layer shares the selection of a layer before it; raise ValueError if there is none.
         """
         pages = self._of_dense if layer in self._cache.dense else self._resident
         if pages is not None:

@@ -51,12 +51,7 @@ class BlockManager:
         without: Iterable[Sequence] = (),
         given_up: PagesNeeded = NOTHING,
     ) -> bool:
-        """Return whether all that a sequence needs to start is free, and `spare` beside it.
-
-        Args:
-            without: Sequences to count as preempted.
-            given_up: Pages to count as given up by others (`freed_by`).
-        """
+        """Return whether what is needed and spare is free `without` some sequences, with what others give up."""
         indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free
         preempted = list(without)
         for each in preempted:
@@ -142,7 +137,6 @@ class BlockManager:
         return self._next_block(sequence)
 
     def grow(self, sequence: Sequence, missing: PagesNeeded) -> Growth:
-        """Give a running sequence what it misses."""
         held = sequence.held
         config, start = self._cache_config, len(held.host_pages)
         before = held.device_pages
@@ -211,7 +205,6 @@ class BlockManager:
         return (sequence.held.host_pages[::pages] // pages).astype(np.int32)
 
     def _next_block(self, sequence: Sequence) -> PagesNeeded:
-        """A block of the host's, and the device pages that come with it."""
         config = self._cache_config
         pages = min(len(sequence.held.host_pages) + config.block_pages, config.max_pages)
         device = device_pages_of(pages, sequence.call, config, sequence.resident)

@@ -26,11 +26,7 @@ class BlockPool:
         return self.size - self.num_free
 
     def allocate(self, count: int) -> Int32:
-        """Take `count` blocks: int32 [count].
-
-        Raises:
-            PoolExhausted: Fewer are free; none is taken.
-        """
+        """Take `count` blocks: int32 [count]; if fewer are free, take none and raise `PoolExhausted`."""
         if count > self._num_free:
             raise PoolExhausted
         self._num_free -= count
@@ -39,11 +35,7 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: Int32) -> None:
-        """Return blocks, int32 [n], to the pool.
-
-        Raises:
-            ValueError: One of them is free already, or named twice; none is freed.
-        """
+        """Return blocks, int32 [n], to the pool; if one is free or named twice, free none and raise ValueError."""
         if not len(blocks):
             return
         if len(set(blocks.tolist())) != len(blocks) or not self._allocated[blocks].all():

@@ -44,15 +44,9 @@ class DevicePool(BlockPool):
         return super().allocate(count)
 
     def cache(self, blocks: Int32, can_be_found: NDArray[np.bool_], pages: Int32) -> Int32:
-        """Let go of pages that hold what blocks of the host do, as far as these can be found.
+        """Let go of pages that hold what blocks of the host do, if these can be found; return the others, int32.
 
-        Args:
-            blocks: int32 [n], in the order of their sequence.
-            can_be_found: bool [n].
-            pages: int32, those of the blocks; the last block may have fewer than the others.
-
-        Returns:
-            int32: pages that are still held.
+        Blocks are int32 [n], in the order of their sequence; the last may have fewer pages than the others.
         """
         if not can_be_found.any():
             return pages

@@ -35,7 +35,6 @@ class HostPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that sequences hold."""
         return self.size - self.num_free
 
     @property
@@ -65,7 +64,6 @@ class HostPool:
         return self._is_published[blocks]
 
     def hold(self, blocks: Int32) -> None:
-        """Hold blocks that were found."""
         if not len(blocks):
             return
         self._holders[blocks] += 1
@@ -73,11 +71,7 @@ class HostPool:
             self._cached.pop(block, None)
 
     def allocate(self, count: int) -> Int32:
-        """Take blocks that nobody holds, evicting cached ones if needed: int32 [count].
-
-        Raises:
-            PoolExhausted: Fewer are free; none is taken.
-        """
+        """Take blocks that nobody holds, int32 [count], evicting cached ones; if too few raise `PoolExhausted`."""
         if count > self.num_free:
             raise PoolExhausted
         if (lacking := count - self._unused.num_free) > 0:

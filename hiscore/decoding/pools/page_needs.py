@@ -83,12 +83,8 @@ def staging_pages_of(tokens: int, is_resident: bool, cache_config: CacheConfig) 
 def spilled_order(pages: int, device_pages: Int32, lru_pages: int, ring_pages: int) -> tuple[Int32, int]:
     """Number the device pages of a resident sequence anew, as LRU area and ring, before its next page begins.
 
-    Args:
-        pages: Pages that it has, all full; at most as many as a buffer has.
-        device_pages: int32 [buffer pages]: the first ones hold these, in order; the others nothing.
-
-    Returns:
-        Its device pages in their new order, int32 [buffer pages], and how many first pages are in the LRU area.
+    The first of the int32 device pages hold the sequence's `pages`, all full; the others nothing. Returns all of
+    them in their new order, and how many first pages are in the LRU area.
     """
     # The next page takes its place in the ring.
     in_ring = np.arange(max(0, pages - ring_pages + 1), pages)
@@ -125,11 +121,7 @@ def capacities(call: DecodeCall, cache_config: CacheConfig) -> list[tuple[int, s
 
 
 def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:
-    """Refuse a call that could never end, with all the pools to itself.
-
-    Raises:
-        RequestError: The context or a pool is too small; the message says which, and its size in tokens.
-    """
+    """Refuse a call, by RequestError, for which the context or a pool is too small; the message says which."""
     prompt, max_tokens = len(call.prompt), call.params.max_tokens
     total = f"the prompt of {prompt} tokens and max_tokens {max_tokens} make {prompt + max_tokens} tokens"
     if prompt + max_tokens > cache_config.context_length:

@@ -4,9 +4,8 @@ Full blocks are published under a hash of all token ids up to their end, once th
 while its sequence runs, generated ones when it ends. A call finds only blocks of calls with the same salt that
 attend to as much: keys and values depend on what was attended to.
 
-A sequence takes the blocks that it finds. Blocks that another holds are copied, unless all layers are dense: in a
-sparse layer, which pages of a sequence are on the device is kept by host page. With a block it also takes what
-another sequence has left of the block on the device (`hiscore.decoding.pools.device_pool`).
+A sequence takes the blocks that it finds, with what is left of each on the device. Blocks that another sequence
+holds are copied, unless all layers are dense: sparse layers keep their pages on the device by host page.
 """
 
 from collections.abc import Iterator
@@ -40,8 +39,6 @@ NOTHING_FOUND = Found(np.empty(0, np.int32), np.empty(0, bool))
 
 
 class PrefixCache:
-    """Looks blocks up and publishes them."""
-
     def __init__(self, host: HostPool, cache_config: CacheConfig) -> None:
         self.hits = self.cached_tokens = self.cached_on_device = 0
         self._host, self._config = host, cache_config
@@ -69,7 +66,6 @@ class PrefixCache:
             self._host.release(found.taken)
 
     def count(self, prefix: Prefix) -> None:
-        """Count what a sequence starts with."""
         self.hits += 1
         self.cached_tokens += prefix.tokens
         self.cached_on_device += prefix.tokens_on_device

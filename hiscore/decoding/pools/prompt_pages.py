@@ -1,9 +1,7 @@
 """Pages into which prompts are prefilled: pages that they keep, or others that are lent to them for that.
 
-A preempted sequence comes back the same way, with all that it has on the host. A sequence that goes on selecting
-needs only what its buffer starts with, for its index is still there.
-
-Pages of a sequence that ends may stay where they are, for a prompt that begins alike.
+A preempted sequence comes back the same way, with all that it has on the host; if it goes on selecting, only with
+what its buffer starts with, for its index is still there. Pages may stay for a prompt that begins alike.
 """
 
 import numpy as np
@@ -77,7 +75,6 @@ class PromptPages:
             held.staging_pages = staging_pages_in(pages, config)
 
     def take_back(self, sequence: Sequence) -> None:
-        """Take back what a sequence was lent."""
         self._lender.free(sequence.held.borrowed_pages)
         sequence.held.staging_pages = sequence.held.borrowed_pages = NO_PAGES
 

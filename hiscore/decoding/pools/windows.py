@@ -12,8 +12,6 @@ from hiscore.decoding.sequence import Sequence
 
 
 class Windows:
-    """Places of sequences, and the pool of their blocks."""
-
     def __init__(self, cache_config: CacheConfig) -> None:
         self._config = cache_config
         self._ring = cache_config.window_ring // cache_config.block_pages
@@ -24,7 +22,6 @@ class Windows:
         return min(blocks, self._ring) - self._count(sequence)
 
     def add(self, sequence: Sequence, count: int) -> None:
-        """Give a sequence so many places more."""
         blocks, pages = self.pool.allocate(count), self._config.block_pages
         new = (blocks[:, None] * pages + np.arange(pages, dtype=np.int32)).ravel().astype(np.int32)
         sequence.held.window_pages = np.concatenate((sequence.held.window_pages, new))

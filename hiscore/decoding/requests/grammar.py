@@ -34,21 +34,13 @@ class GrammarMatcher:
     """The tokens that one sequence may go on with. Called by one thread at a time."""
 
     def __init__(self, matcher: "LLMatcher", words: int, name: str) -> None:
-        """Take a matcher at the beginning of its text; a mask has `words` int32 numbers, a bit for each token.
-
-        Raises:
-            RequestError: The grammar is malformed or too complex.
-        """
+        """Take a matcher at its text's beginning; raise RequestError for a malformed or too complex grammar."""
         self._matcher, self._words, self._name = matcher, words, name
         self._check()
 
     @panics_raised()
     def mask(self) -> Int32:
-        """Compute the tokens that may follow: a bit for each token of the vocabulary, in int32 [words].
-
-        Raises:
-            RequestError: The grammar is too complex here.
-        """
+        """Compute bits of tokens that may follow, int32 [words]; raise RequestError if that is too complex."""
         bits = np.zeros(self._words, np.int32)
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._check()
@@ -80,11 +72,7 @@ class GrammarCompiler:
 
     @panics_raised()
     def compile(self, params: SamplingParams) -> GrammarMatcher | None:
-        """Compile the grammar of a request; None if it has none.
-
-        Raises:
-            RequestError: It is malformed, uses what is not supported, or is too complex.
-        """
+        """Compile a request's grammar, if any; raise RequestError if malformed, unsupported or too complex."""
         name = next((name for name in GRAMMARS if getattr(params, name)), None)
         if name is None:
             return None

@@ -77,12 +77,12 @@ class SamplingParams:
 
     @property
     def has_penalty(self) -> bool:
-        """Return whether its logits depend on the tokens before."""
+        """Return whether logits depend on the tokens before."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
     def has_grammar(self) -> bool:
-        """Return whether its text must be of a grammar."""
+        """Return whether the text must be of a grammar."""
         return bool(self.json_schema or self.regex or self.ebnf)
 
 
@@ -90,11 +90,7 @@ NO_DEFAULTS = SamplingParams()
 
 
 def parse_sampling_params(parameters: str, defaults: SamplingParams = NO_DEFAULTS) -> SamplingParams:
-    """Validate a request's parameters, a JSON object or an empty string.
-
-    Raises:
-        RequestError: An unknown parameter, a wrong type, or a value out of its bounds.
-    """
+    """Validate a request's parameters, a JSON object or empty; raise RequestError for unknown or invalid ones."""
     given = known_only(parameters, [field.name for field in fields(defaults)])
 
     def value(name: str) -> object:

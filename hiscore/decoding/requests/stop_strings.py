@@ -33,7 +33,6 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self.matched = ""
-        """The stop string found."""
         self._include = include
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]
@@ -45,10 +44,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
-        """Return the text that may be sent now, and whether a stop string was found; the rest is then dropped.
-
-        With `may_stop` False, a stop string that ends in the new text is text like any other.
-        """
+        """Return the text to send now, and whether a stop string was found, for which `may_stop` must be true."""
         self._held += text
         state, first = self._state, len(self._held) - len(text)
         for end, character in enumerate(text, first + 1):
@@ -97,10 +93,7 @@ class StopStrings:
 
 
 class StopChecker:
-    """Follows one sequence: turns its tokens into the text to send, and finds the reason to end.
-
-    Without a detokenizer all text is empty, and no stop string can match.
-    """
+    """Turns one sequence's tokens into text, none without a detokenizer, and finds the reason to end."""
 
     def __init__(
         self, params: SamplingParams, eos_ids: Set[int], detokenizer: Detokenizer | None = None

@@ -32,11 +32,7 @@ GRAMMARS = {"json": "json_schema", "regex": "regex", "grammar": "ebnf"}
 
 
 def merge_parameters(parameters: str, sampling_parameters: str | None, stream: bool | None) -> str:
-    """Merge the parameters of a request with its tensors, which win; None: not sent.
-
-    Raises:
-        RequestError: `sampling_parameters` is no JSON object, or asks for what is not supported.
-    """
+    """Merge a request's parameters with its tensors, which win; raise RequestError for unsupported ones."""
     if sampling_parameters is None and stream is None:
         return parameters
     merged = json.loads(parameters) if parameters else {}
@@ -52,11 +48,7 @@ def answer_shape(
     num_input: bool | None,
     num_output: bool | None,
 ) -> "AnswerShape":
-    """Read the wishes of a request's tensors for its responses; None: not sent.
-
-    Raises:
-        RequestError: The input is to be in the output of a stream, which vLLM's backend refuses too.
-    """
+    """Read the wishes for responses, None if not sent; like vLLM's backend, refuse the input in a stream."""
     echo = exclude_input is False
     if echo and stream:
         raise RequestError("'exclude_input_in_output' must not be false while 'stream' is true")
@@ -64,11 +56,7 @@ def answer_shape(
 
 
 def read_sampling_parameters(text: str) -> dict[str, Any]:
-    """Turn the tensor ``sampling_parameters`` into request parameters.
-
-    Raises:
-        RequestError: It is no JSON object, or asks for what is not supported.
-    """
+    """Turn the tensor ``sampling_parameters`` into request parameters; raise RequestError for unsupported ones."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -133,17 +121,13 @@ def _number_or_object(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """Additions to responses: the prompt before the text of the first one, and outputs with numbers of tokens.
-
-    The prompt is added where ``exclude_input_in_output`` is false; output tokens are those new in the response.
-    """
+    """Additions to responses: the prompt before the first text, and numbers of input and of new output tokens."""
 
     prefix: str = ""
     num_input_tokens: bool = False
     num_output_tokens: bool = False
 
     def __call__(self, outputs: Outputs) -> Outputs:
-        """Add to the outputs of one response."""
         shaped = dict(outputs)
         if self.prefix:
             shaped["text_output"] = np.array([self.prefix.encode() + outputs["text_output"][0]], np.object_)
@@ -155,4 +139,3 @@ class AnswerShape:
 
 
 PLAIN_ANSWER = AnswerShape()
-"""Shape of responses without additions."""

@@ -109,7 +109,6 @@ def _bias(sequences: list[Sequence], positions: Int32) -> LogitBias | None:
 
 
 def _penalties(sequences: list[Sequence]) -> Penalties | None:
-    """Return the requests' penalties, with what the device must count anew."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.call.params.has_penalty]
     if not rows:
         return None

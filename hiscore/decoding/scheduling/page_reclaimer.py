@@ -14,8 +14,6 @@ from hiscore.decoding.sequence import Sequence, Status
 
 
 class PageReclaimer:
-    """Gives running sequences their next pages, and reclaims pages of others where none are free."""
-
     def __init__(self, queues: Queues, blocks: BlockManager, cache_config: CacheConfig) -> None:
         self._queues, self._blocks, self._cache_config = queues, blocks, cache_config
 

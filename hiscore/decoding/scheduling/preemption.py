@@ -5,8 +5,8 @@ needs them: it ends, then the next is the oldest, and nothing can deadlock. What
 lost least often if it has done little. If the host pool is full it gives up as many of its last blocks as are
 needed, and later repeats their tokens.
 
-For a place, a sequence is preempted only if the first in the queue has waited several times as long as the first
-would itself run. So a long sequence preempts none while others run as long, and a small one does not wait for a
+For a place, a sequence is preempted only if the first in the queue has waited several times as long as it would
+itself run. So a long sequence that waits for others as long preempts none, and a small one does not wait for a
 large one to end, nor to repeat what it lost: that is part of the large one's turn. A large one still ends, because
 at least half of the steps of a turn stay (or it has twice as many tokens as when it last lost some, which happens
 a few times only). So a small one waits, once it is overdue, for at most twice as many steps as it takes tokens;

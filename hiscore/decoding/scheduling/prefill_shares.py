@@ -18,7 +18,7 @@ from hiscore.decoding.sequence import Sequence
 def share_forward(
     sequences: Iterable[Sequence], cache_config: CacheConfig, running: int
 ) -> list[tuple[Sequence, int]]:
-    """Divide a forward, for which `running` sequences wait, among incomplete prompts, the oldest first."""
+    """Divide a forward, for which `running` sequences wait, among incomplete prompts in order of their start."""
     budget = cache_config.prefill_token_budget
     waiting = list(sequences)
     are_long = all(sequence.prompt_left > SHARED_TOKENS for sequence in waiting)

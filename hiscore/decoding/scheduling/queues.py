@@ -34,7 +34,6 @@ class Queues:
         self._queued = 0
 
     def __bool__(self) -> bool:
-        """Return whether there is any sequence."""
         return any(self._of.values())
 
     @property
@@ -63,12 +62,10 @@ class Queues:
         sequence.turn.queue_position = math.nextafter(other.turn.queue_position, 0.0)
 
     def add(self, sequence: Sequence, step: int) -> None:
-        """Queue a new sequence."""
         self.enqueue(sequence, step)
         self.waiting[sequence] = None
 
     def move(self, sequence: Sequence, status: Status) -> None:
-        """Give a sequence another status."""
         del self._of[sequence.status][sequence]
         sequence.status = status
         if status is not Status.FINISHED:

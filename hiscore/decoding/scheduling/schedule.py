@@ -14,8 +14,6 @@ class Schedule:
     """One iteration to launch, in this order. A batch is None if nothing is in it.
 
     Attributes:
-        releases: Indices and pages that no longer belong to any sequence.
-        growths: Pages that sequences get before the decode step.
         resumed: Preempted sequences to copy back into staging.
         fetched: Sequences that start with a prefix that was found, and what to copy.
         completed: Sequences of `prefilling` whose prompt ends in this forward, a row of `sampling` each.

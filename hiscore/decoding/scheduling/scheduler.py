@@ -52,7 +52,6 @@ class PassedOver:
             self.barred |= {Status.WAITING} if lacks_host else {Status.WAITING, Status.PREEMPTED}
 
     def overtake(self) -> None:
-        """Count that a later sequence starts."""
         for sequence in self.sequences:
             sequence.turn.times_overtaken += 1
 
@@ -144,7 +143,6 @@ class Scheduler:
                 self.queues.move(sequence, Status.DRAINING)
 
     def _start_waiting(self, schedule: Schedule) -> None:
-        """Start new and preempted sequences, as many as fit."""
         self._start_fitting(schedule)
         # What is left may be held by preempted sequences that cannot go on either.
         while not (self.queues.active or self.queues.draining) and (

@@ -34,5 +34,4 @@ def to_recall(running: Iterable[Sequence], free: int, cache_config: CacheConfig)
 
 
 def _tokens(sequence: Sequence) -> int:
-    """Count the tokens of a sequence, its prompt at least."""
     return max(sequence.length, len(sequence.call.prompt))

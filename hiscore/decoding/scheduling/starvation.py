@@ -1,4 +1,4 @@
-"""Guard that keeps sequences from waiting for ever; see `hiscore.decoding.scheduling.preemption`."""
+"""Guard that keeps sequences from waiting for ever (`hiscore.decoding.scheduling.preemption`)."""
 
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.pools.block_manager import BlockManager

@@ -42,11 +42,7 @@ def admit(
     Args:
         host_pages: int64 on the CPU, with room for the next token at least.
         device_pages: int64 on the CPU. As many as host pages: the whole sequence is resident. Else the LRU area,
-            then the ring. None without sparse layers.
-        window_pages: int32, see `Admission`.
-
-    Raises:
-        ValueError: The number of device pages is neither.
+            then the ring. None without sparse layers. Another number raises ValueError.
     """
     shape = cache.shape
     resident = len(device_pages) == len(host_pages) or not shape.sparse_layers

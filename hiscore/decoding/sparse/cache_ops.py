@@ -34,13 +34,7 @@ class PageLists:
 
 @dataclass(frozen=True)
 class SelectedPages:
-    """Pages that a step attends to in a sparse layer.
-
-    Attributes:
-        pages: int32 [R, H, K], page numbers within each sequence, ascending; then -1.
-        lists: The device pages.
-        mass: float32 [R, H], see `Selection.mass`.
-    """
+    """Pages that a step selects in a sparse layer: in each sequence, as in `Selection`, and on the device."""
 
     pages: Tensor
     lists: PageLists
@@ -124,7 +118,4 @@ class CacheOps(Protocol):
         """Copy tokens from `dense_kv` to staging, all dense layers: the first ones."""
 
     def keep_windows(self, slots: Tensor, window_slots: Tensor) -> None:
-        """Move tokens within `window_kv`, all windowed layers, from a prefill's rows to slots of its sequences.
-
-        The slots to write are others than those to read, and none is named twice.
-        """
+        """Move tokens in `window_kv`, all windowed layers, from a prefill's rows to other slots, none twice."""

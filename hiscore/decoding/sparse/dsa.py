@@ -39,10 +39,7 @@ class DsaSelector:
         return out
 
     def select(self, scores: Tensor, batch: StepBatch) -> Selection:
-        """Select the tokens with the highest scores.
-
-        The mass is the softmax of the scores: the indexer is trained so that it follows attention.
-        """
+        """Select the tokens of the highest scores. Their softmax, trained to follow attention, is the mass."""
         lengths, budgets = page_budgets(self._cache, batch)
         forced = torch.zeros(len(lengths), scores.shape[2], dtype=torch.bool)
         width = max([self._cache.shape.top_pages, *budgets.tolist()])

@@ -59,8 +59,7 @@ def page_budgets(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
 def rows_to_score(cache: KVCache, batch: StepBatch) -> list[tuple[int, Tensor]]:
     """List the rows that do not get all of their pages, each with its host pages, int64 [n].
 
-    Selectors score row by row at each row's own length, so that no bit of a score depends on the rest of the
-    batch.
+    Selectors score each row at its own length, so that no bit of a score depends on the rest of the batch.
     """
     lengths, budgets = page_budgets(cache, batch)
     return [

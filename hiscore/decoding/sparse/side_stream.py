@@ -17,9 +17,8 @@ class SideStream:
     def launch(self, work: Callable[[], None]) -> Callable[[], None]:
         """Launch work that follows all that was launched before on the current stream.
 
-        The function that is returned makes the current stream wait for the work. It has to be called: until then
-        it keeps `work`, and with it the tensors that the work reads, of whose use on the other stream the
-        allocator knows nothing.
+        Call what is returned: it makes the current stream wait for the work. Until then it keeps the tensors that
+        the work reads, of whose use on the other stream the allocator knows nothing.
         """
         if self._stream is None:
             work()

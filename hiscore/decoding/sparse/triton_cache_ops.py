@@ -35,10 +35,7 @@ MIN_LRU_BLOCK = 512
 class TritonCacheOps(TritonTransfers):
     """`CacheOps` over a cache on a CUDA device; methods are documented there.
 
-    Args:
-        max_length: Tokens of the longest sequence in a batch; sets the launch grids.
-        full_attention: Sequences may attend to everything; page lists are then as long as max_length.
-        value_dim: Leading channels of a latent that are its value; None with separate values.
+    Launch grids are sized for `max_length` tokens, and so are page lists with `full_attention`.
     """
 
     def __init__(

@@ -108,7 +108,6 @@ class GraphRunner:
         return StepOutputs(logits[:count], host_slots, buffer_slots, readback, drawn)
 
     def _launch(self, bucket: Bucket, inputs: Tensor) -> PaddedOutputs:
-        """Run the bucket's graph over its inputs, which are pinned."""
         captured = self._captured[bucket]
         captured.inputs.copy_(inputs, non_blocking=True)
         captured.graph.replay()

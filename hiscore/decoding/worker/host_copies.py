@@ -54,7 +54,6 @@ class HostCopies:
             yield
 
     def prompt_copied(self, seq_index: int, start: int, end: int, staging_pages: Int32) -> None:
-        """Record the copy of a prompt that was just launched."""
         self.schedule.prompt_copied(self._record(Queue.OFFLOAD), seq_index, start, end, staging_pages)
 
     def drained(self, seq_index: int) -> bool:
@@ -67,7 +66,6 @@ class HostCopies:
         return event
 
     def _copy_step(self, slots: tuple[Tensor, Tensor]) -> None:
-        """Launch the copy of a step's tokens, at these host and buffer slots, on the queue in use."""
         for each in slots:
             if each.is_cuda:
                 # Allocated on the COMPUTE queue: the allocator must not reuse it before this copy has run.

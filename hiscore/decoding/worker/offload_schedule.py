@@ -36,12 +36,7 @@ from hiscore.decoding.worker.device_queues import Event
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy to the host that has been launched.
-
-    Attributes:
-        done: Event recorded behind it.
-        positions: int32 [n]: the newest position copied of each sequence.
-    """
+    """A launched copy to the host: the event behind it, and each sequence's newest position copied, int32 [n]."""
 
     done: Event
     seq_indices: Int32
@@ -57,15 +52,7 @@ class OffloadSchedule:
     """
 
     def __init__(self, width: int, max_sequences: int, staging_pages: int) -> None:
-        """Make an empty schedule.
-
-        Args:
-            width: W, see the module. With W = 1 a forward waits for the copy of the step before.
-            max_sequences: Sequences have indices below this.
-
-        Raises:
-            ValueError: The width is below 1.
-        """
+        """Make an empty schedule; with a width W of 1, the least, a step waits for the copy of the one before."""
         if width < 1:
             raise ValueError(f"the ring must hold 1 token at least, not {width}")
         self.width = width
@@ -95,11 +82,7 @@ class OffloadSchedule:
         self.offloaded_tokens += copy.tokens
 
     def staging_waits_for(self, pages: Int32) -> Event | None:
-        """The event that the COMPUTE queue must wait for before a forward or a restore writes to staging.
-
-        Args:
-            pages: int32: staging pages to be written that hold nothing of the same sequence yet.
-        """
+        """The event to wait for before writing to staging pages, int32, that hold nothing of the same sequence."""
         return self._wait_for(int(self._staging_tickets[pages].max(initial=0)))
 
     def all_copies(self) -> Event | None:
@@ -107,12 +90,7 @@ class OffloadSchedule:
         return self._wait_for(self._completed + len(self._copies))
 
     def prompt_copied(self, done: Event, seq_index: int, start: int, end: int, staging_pages: Int32) -> None:
-        """Record a launched copy of a prompt's tokens [start, end), which follow those copied before.
-
-        Args:
-            done: Event recorded behind the copy.
-            staging_pages: int32: pages that the copy reads.
-        """
+        """Record a launched copy of a prompt's tokens [start, end), which follow those copied before."""
         newest = np.array([end - 1], np.int32)
         ticket = self._add(Copy(done, np.array([seq_index], np.int32), newest, end - start))
         self._staging_tickets[staging_pages] = self._newest_ticket[seq_index] = ticket
@@ -124,14 +102,7 @@ class OffloadSchedule:
         self._written[seq_index] = self._landed[seq_index] = length - 1
 
     def step_waits_for(self, seq_indices: Int32, positions: Int32) -> Event | None:
-        """The event that the COMPUTE queue must wait for before a decode step's forward.
-
-        Args:
-            seq_indices: int32 [R], no index twice.
-
-        Raises:
-            ValueError: A position is not its sequence's next.
-        """
+        """Find the event to wait for before a step; raise ValueError if a position is not its sequence's next."""
         if not np.array_equal(positions, self._written[seq_indices] + 1):
             raise ValueError("a step must write the next position of each of its sequences")
         ticket = int(self._tickets[seq_indices, positions % self.width].max(initial=0))
@@ -149,17 +120,12 @@ class OffloadSchedule:
     def drained(self, seq_index: int) -> bool:
         """Return whether all copies of a sequence's tokens have completed, as far as was reported.
 
-        After the last part of a prompt was launched, this says that its staging pages are free and that its first
-        step will not wait.
+        After a prompt's last part, this says that its staging is free and that its first step will not wait.
         """
         return bool(self._newest_ticket[seq_index] <= self._completed)
 
     def release(self, seq_index: int) -> None:
-        """Forget a sequence that has ended or is preempted.
-
-        Raises:
-            RuntimeError: It is not drained.
-        """
+        """Forget a sequence that has ended or is preempted; raise RuntimeError if it is not drained."""
         if not self.drained(seq_index):
             raise RuntimeError(f"sequence {seq_index} has copies in flight")
         self._written[seq_index] = self._landed[seq_index] = -1

@@ -89,11 +89,7 @@ def worker_of(rank: Rank) -> Worker:
 
 
 def call(rank: Rank, method: str, arguments: Sequence[Any], failed: frozenset[int]) -> Any:
-    """Work: call a rank's worker; `failed` are the sequences that failed in the first rank's last launch.
-
-    Raises:
-        RuntimeError: Another sequence failed in this rank's.
-    """
+    """Work: call a rank's worker; raise RuntimeError if a sequence failed here and not on the first rank."""
     if alone := rank.held.pop(FAILED, frozenset()) - failed:
         raise RuntimeError(f"sequences {sorted(alone)} have failed on this rank and not on the first")
     result = getattr(worker_of(rank), method)(*arguments)

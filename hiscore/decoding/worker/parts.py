@@ -62,11 +62,7 @@ def load_parts(
 ) -> Parts:
     """Load a checkpoint and allocate its cache. Ranks exchange nothing meanwhile.
 
-    Args:
-        settings: With a selector that the checkpoint has.
-        resources: Objects that the model shares with its server; None: there is no server, and memory enough.
-        group: The ranks that decode together; None: there is one.
-        keeps_fp8: Weights stay in fp8 that the checkpoint stores so.
+    Without `resources` there is no server, and memory enough; without a group there is one rank.
     """
     model_shape, _ = read_shape(checkpoint, settings, group.shard if group else WHOLE)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)

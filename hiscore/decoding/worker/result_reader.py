@@ -30,10 +30,7 @@ class ResultReader:
         seconds: float,
         sampling: SamplingBatch | None = None,
     ) -> ForwardResult:
-        """Make a result of `StepOutputs.readback` on the host, int64 [COUNTERS + rows] or more.
-
-        Without `sampling`, no row reports log-probabilities.
-        """
+        """Make a result of `StepOutputs.readback` on the host, int64 [COUNTERS + rows] or more."""
         values = readback.numpy()
         tokens = values[COUNTERS : COUNTERS + rows].astype(np.int32)
         now = [*values[:2].tolist(), *values[2:COUNTERS].view(np.float64).tolist()]

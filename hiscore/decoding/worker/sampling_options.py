@@ -9,12 +9,10 @@ OPTIONS = 10
 
 
 def fill_options(options: Float64, seq_indices: Int32, sampling: SamplingBatch | None) -> None:
-    """Fill float64 [OPTIONS, rows], which is 0, for R of the rows; the others are padding, which is greedy.
+    """Fill zeros, float64 [OPTIONS, rows], for R rows that a graph can sample; None: greedy. Others are padding.
 
     In order: sequence indices, -1 for padding; the same of rows with penalties, -1 for others; temperature, top_k,
     top_p, uniforms and min_p; repetition, presence and frequency penalties.
-
-    The sampling of the R rows `fits_graph`; None: greedy.
     """
     count = len(seq_indices)
     options[:2] = -1

@@ -29,7 +29,6 @@ class TokenCounts:
         return self._table
 
     def _start(self, histories: Iterable[History], seq_indices: Int32, vocabulary: int) -> None:
-        """Count the tokens of sequences that are new on the device."""
         if self._table.shape[1] != vocabulary:
             self._table = self._table.new_zeros((len(self._table), vocabulary))
         for history in histories:

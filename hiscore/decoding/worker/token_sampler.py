@@ -20,13 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Sampled(NamedTuple):
-    """Tokens of a batch of R rows.
-
-    Attributes:
-        ids: int64 [R].
-        reported: Log-probabilities by `pack_logprobs` for the rows that report them.
-        failures: Errors of rows that have no token, by row; they do not concern the others.
-    """
+    """Token ids, int64 [R], `pack_logprobs` of the rows that report any, and errors of rows without a token."""
 
     ids: Tensor
     reported: Tensor | None
@@ -129,11 +123,7 @@ def add_bias(logits: Tensor, bias: LogitBias) -> None:
 
 
 def apply_masks(logits: Tensor, masks: Masks) -> None:
-    """Leave rows only what their masks allow, in place.
-
-    Raises:
-        ValueError: A mask has another shape or type than it should, or than the others.
-    """
+    """Leave rows only what their masks allow, in place; raise ValueError for a mask of another shape or type."""
     stacked = np.stack(masks.bits)
     if stacked.dtype != np.int32 or stacked.ndim != 2:
         raise ValueError(f"a mask is {stacked.dtype} {list(stacked.shape[1:])}, not int32 [words]")
@@ -166,15 +156,9 @@ def pack_logprobs(logits: Tensor, chosen: Tensor, alternatives: int) -> Tensor:
 def launch_for(
     rows: Iterable[int], launch: Callable[[list[int]], None], failures: dict[int, Exception]
 ) -> None:
-    """Launch for all rows at once; if that fails, for each alone.
+    """Launch for all rows that have not failed; if that fails, for each alone. Raise if the device is lost.
 
-    Args:
-        rows: Rows of a batch; those that have failed before are left out.
-        launch: For some of the rows. If it raises it has changed nothing that it would not change again.
-        failures: By row: takes what a row raises alone.
-
-    Raises:
-        Exception: The device is lost.
+    A launch that raises has changed nothing that it would not change again; `failures` takes errors of rows.
     """
     going = [row for row in rows if row not in failures]
     if not going or (error := error_of(lambda: launch(going))) is None:
@@ -188,11 +172,7 @@ def launch_for(
 
 
 def error_of(launch: Callable[[], None]) -> Exception | None:
-    """Launch, and return the error as its caller may be told it; nothing that it allocated is held any more.
-
-    Raises:
-        Exception: The device is lost: no row could be launched alone.
-    """
+    """Launch, and return the error as its caller may be told it; raise it if the device is lost."""
     try:
         launch()
     except torch.OutOfMemoryError as lacking:

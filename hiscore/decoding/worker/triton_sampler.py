@@ -27,12 +27,9 @@ PARTS = 512
 
 @dataclass(frozen=True)
 class Feeding:
-    """Outputs of a draw that feed the next step; the counters of the cache are read.
+    """Tensors that a draw writes for the next step, and a cache whose counters are read.
 
-    Attributes:
-        readback: int64 [COUNTERS + R], see `StepOutputs`; written.
-        input_ids: Written, see `StepRunner`.
-        counts: int32 [max_sequences, V], see `TokenCounts`; written.
+    The tensors are `StepOutputs.readback`, `StepRunner.input_ids` and `TokenCounts.table`.
     """
 
     readback: Tensor
@@ -48,17 +45,13 @@ def draw(
     block: int | None = None,
     listed: int = LISTED,
 ) -> Tensor:
-    """Sample one token id per row, as `sampler.sample`; no host wait, and little memory.
+    """Sample one token id per row, int64 [R], as `sampler.sample`; with a feeding, return its readback.
 
     Args:
         logits: float32 [R, V]; penalties change them in place.
         options: float64 [10, R], see `sampling_options`.
         feeding: Gets the tokens; without it no row has penalties.
-        block: Tokens of a split, a power of two.
-        listed: Candidates that are sorted, a power of two.
-
-    Returns:
-        int64 [R]; with a feeding its readback.
+        block: Tokens of a split, a power of two; so is `listed`, the candidates that are sorted.
     """
     rows, vocabulary = logits.shape
     block = block or (BLOCK // 2 if rows <= HALF_BLOCK_MAX_ROWS else BLOCK)
