@@ -188,7 +188,6 @@ class Batcher(Generic[Job]):
             self._launched.put((batch.requests, self._try_launch(batch)))
 
     def _try_launch(self, batch: _FormedBatch[Job], whole: bool = False) -> Launched:
-        """Launch the next slice of a batch, or all of it."""
         begin = time.monotonic()
         try:
             launched = next(batch.slices)
@@ -293,7 +292,6 @@ class Batcher(Generic[Job]):
             self._reply(request, self._join(request))
 
     def _reply(self, request: QueuedRequest[Job], answer: Any) -> None:
-        """Answer a request, once."""
         with self._changed:
             if request.answered:
                 return

@@ -37,7 +37,6 @@ class LaunchPace:
         self._running.append((cost, (began + now) / 2))
 
     def finished(self, now: float) -> None:
-        """Learn from the oldest batch, which has finished."""
         cost, since = self._running.popleft()
         seconds = now - max(since, self._last_end)
         self._last_end = now
@@ -92,7 +91,6 @@ class Alarm:
                 self._changed.notify()
 
     def close(self) -> None:
-        """End the thread without ringing again."""
         with self._changed:
             self._closed = True
             self._changed.notify()

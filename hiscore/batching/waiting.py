@@ -37,13 +37,10 @@ class WaitingRequests(Generic[Job]):
         return len(self._order)
 
     def admit(self, request: QueuedRequest[Job], size: int, at_once: bool, busy: bool) -> bool:
-        """Queue a request, unless there is no room in any instance of the model.
+        """Queue a request of expected cost `size`, unless there is no room in any instance of the model.
 
-        Args:
-            request: Its cost is set.
-            size: Expected cost in a batch.
-            at_once: The launch is due, so the request needs no place in the queue.
-            busy: Something is being computed.
+        A request that is launched `at_once` needs no place in the queue; `busy` says that something is being
+        computed.
         """
         room = max(self._limits.max_queue - self._not_started, at_once)
         others = self._total_cost + self.alone
@@ -72,7 +69,7 @@ class WaitingRequests(Generic[Job]):
         self._board.publish(math.inf if full else self._total_cost + self.alone)
 
     def expects_small(self) -> bool:
-        """Tell whether a batch is better formed as late as possible: see `RequestOrder.expects_small`."""
+        """Tell whether a batch is better formed as late as possible."""
         return self._order.expects_small()
 
     def worth_polling(self) -> list[QueuedRequest[Job]]:

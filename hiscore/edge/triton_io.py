@@ -139,7 +139,7 @@ def request_id(request: Any) -> str:
 
 
 def parameters(request: Any) -> str:
-    """The parameters as JSON, or an empty string.
+    """Return the parameters as JSON, or an empty string.
 
     Raises:
         RequestError: One of them is not UTF-8, which Triton does not check over HTTP.

@@ -19,10 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """The claims of one server's models, in its directory; without one, this process plans alone.
-
-    `server` is the server's process id; None: this process is its child.
-    """
+    """The claims of one server's models, in its directory; without one, this process plans alone."""
 
     def __init__(self, directory: Path | None = None, server: int | None = None) -> None:
         # A restarted server begins with no claims: its models are children of another process.

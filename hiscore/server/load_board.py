@@ -25,8 +25,6 @@ POLL_S = 0.002
 class LoadBoard:
     """One instance's view of all loads, in the server's directory; without one it is the only instance.
 
-    `server` is the server's process id; None: this process is its child.
-
     Raises:
         ValueError: There are too many instances.
     """

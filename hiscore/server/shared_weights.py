@@ -30,10 +30,7 @@ LAST_WAIT_S = 5.0
 
 
 class SharedWeights:
-    """Loads weights, or maps those that another model of the server has loaded; not shared without a directory.
-
-    `server` is the server's process id; None: this process is its child.
-    """
+    """Loads weights, or maps those that another model of the server has loaded; not shared without a directory."""
 
     def __init__(self, directory: Path | None = None, server: int | None = None) -> None:
         # A restarted server shares nothing with the one before.
