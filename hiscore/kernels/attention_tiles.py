@@ -1,9 +1,7 @@
 """Input of packed attention: a forward's tiles, and the places where a tile finds the keys of its own segments.
 
-Made on the device, since the host would take longer for it than for all else that it packs, and the device waits.
-
-A tile is a run of consecutive rows of one group, which share a context. Short items fill tiles as well as long
-ones, and a call has at most three groups, so there are hardly more tiles than the rows need.
+A tile is a run of consecutive rows of one group, which share a context. The device cuts a forward into tiles,
+because it would wait longer for the host to do so than for all else that the host packs.
 
 A tile of short items reads the keys of all of them a block at a time. Within its block a segment's keys fill a
 *slot*: as many columns as the next power of two, at a multiple of that. A row takes no weight from the columns of
@@ -25,14 +23,13 @@ def attention_tiles(
 ):  # fmt: skip
     """Cut the groups of a forward into tiles. Grid: any.
 
+    In: described int32, see `attention.tile_inputs`.
+    Out: segment_starts int32 [T]: the first row of each row's segment; tiles, scored_tiles int32 [tiles,
+    TILE_FIELDS], the latter for the last layer, without rows where none is scored; columns int32 [4 T]: rows whose
+    keys tiles read, or NO_KEY.
+
     Args:
-        described: int32: a header, the groups, the segments and the scored rows, see `attention.tile_inputs`.
-        segment_starts: Out: int32 [T]: the first row of each row's segment.
-        tiles: Out: int32 [tiles, TILE_FIELDS], see `attention.tile_inputs`.
-        scored_tiles: Out: the same for the last layer: those without a scored row have no rows.
-        columns: Out: int32 [4 T]: rows whose keys tiles read, or NO_KEY.
-        TILE_ROWS: Rows of a tile, at most.
-        PADDED_ROWS: A power of two, at least as many.
+        TILE_ROWS: Rows of a tile, at most. PADDED_ROWS: A power of two, at least as many.
         BLOCK: Keys that attention adds up at once: the widest slot. More keys take whole blocks.
         FIRST_STEP: A power of two, at least half of the segments.
     """

@@ -22,15 +22,10 @@ def bidirectional_attention(
 ):  # fmt: skip
     """Attend for all tiles. Grid: any.
 
-    Args:
-        qkv: [rows, 3 heads head_dim].
-        out: [rows, heads head_dim], written.
-        segment_starts, segment_ends: int32 [rows].
-        tiles: int32 [tiles, 2], see `attention.tiles`.
-        tile_count: int32 [1]: how many of them to compute.
-        content_to_position, position_to_content: [heads, rows, POSITIONS].
-        relative_rows: int32 [2 farthest + 1]: the relative position of each distance from query to key.
-        REACH: Tokens that a row sees to either side; -1: all.
+    In: qkv [rows, 3 heads head_dim]; segment_starts, segment_ends int32 [rows]; tiles int32 [tiles, 2], see
+    `attention.tiles`; tile_count int32 [1], the tiles to compute; content_to_position, position_to_content [heads,
+    rows, POSITIONS]; relative_rows int32 [2 farthest + 1], each distance's relative position.
+    Out: out [rows, heads head_dim]. REACH: Tokens that a row sees to either side; -1: all.
     """
     ROW: tl.constexpr = 3 * HEADS * HEAD_DIM
     LOG2E: tl.constexpr = 1.4426950408889634

@@ -15,16 +15,9 @@ def multiply_block_fp8(
     x, x_scales, weight, scales, bias, out, rows, outputs, inputs, blocks,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles of rows, tiles of outputs).
+    """Compute out = x weight^T + bias. Grid: (tiles of rows, tiles of outputs).
 
-    Args:
-        x: float8_e4m3fn [rows, inputs].
-        x_scales: float32 [rows].
-        weight: float8_e4m3fn [outputs, inputs].
-        scales: float32 [outputs, blocks].
-        bias: [outputs].
-        out: [rows, outputs], written.
-        K: Columns of a block.
+    In: x, weight float8_e4m3fn; x_scales float32 [rows]; scales float32 [outputs, blocks of K inputs].
     """
     row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.program_id(1) * N + tl.arange(0, N)
@@ -52,18 +45,12 @@ def multiply_block_fp8(
 def multiply(
     x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, block: int
 ) -> Tensor:
-    """x weight^T + bias, in bfloat16.
+    """Return x weight^T + bias in bfloat16, [rows, out].
 
     Args:
-        x: float8_e4m3fn [rows, in].
-        x_scales: float32 [rows, 1].
-        weight: float8_e4m3fn [out, in].
-        scales: float32 [out, blocks].
-        bias: [out]
+        x, weight: float8_e4m3fn [rows, in], [out, in].
+        x_scales, scales: float32 [rows, 1], [out, blocks].
         block: Columns of a block: a power of two.
-
-    Returns:
-        [rows, out].
     """
     (rows, inputs), outputs = x.shape, len(weight)
     out = torch.empty((rows, outputs), dtype=torch.bfloat16, device=x.device)

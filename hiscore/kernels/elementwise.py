@@ -1,7 +1,8 @@
 """Operations between the matrix products, each one pass over its rows: one program for each token.
 
-`_store_row` stores the input of a projection: unchanged, or under FP8 with a scale for each row (float32 [T]),
-computed while the row is in registers.
+Shapes are [T, WIDTH], but of ids, int32 [T], *scales, float32 [T], norm weights, float32 [WIDTH], and the table,
+[vocabulary, WIDTH]. The residual stream x is float32. `_store_row` stores the input of a projection: unchanged, or
+under FP8 with a scale for each row, computed while the row is in registers.
 """
 
 import triton
@@ -16,7 +17,6 @@ SMALLEST_PEAK = tl.constexpr(fp8.SMALLEST_PEAK)
 
 @triton.jit
 def _store_row(value, out, scales, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
-    """Store the first WIDTH of value [BLOCK] as a row of out [T, WIDTH]."""
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     if FP8:
@@ -30,13 +30,7 @@ def _store_row(value, out, scales, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def quantise(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Quantise rows, each with its own scale. Grid: (T,).
-
-    Args:
-        x: [T, WIDTH].
-        out: float8_e4m3fn [T, WIDTH], written.
-        scales: float32 [T], written.
-    """
+    """Quantise rows to float8_e4m3fn, each with its own scale. Grid: (T,)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0)
@@ -49,15 +43,7 @@ def embed(
     WIDTH: tl.constexpr, NORMED: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """x = table[ids] * scale; h = norm(x) * weight, without NORMED x. Grid: (T,).
-
-    Args:
-        ids: int32 [T].
-        table: [vocabulary, WIDTH].
-        x: float32 [T, WIDTH], written.
-        h, h_scales: [T, WIDTH] and under FP8 float32 [T], written.
-        weight: float32 [WIDTH], read under NORMED.
-    """
+    """Set x = table[ids] * scale; h = norm(x) * weight, or x without NORMED. Grid: (T,)."""
     launch_dependents(CHAINED)
     wait_for_predecessors(CHAINED)
     token = tl.program_id(0).to(tl.int64)
@@ -78,13 +64,9 @@ def add_norm(
     WIDTH: tl.constexpr, SANDWICH: tl.constexpr, NORMED: tl.constexpr, CENTRED: tl.constexpr,
     BLOCK: tl.constexpr, FP8: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """x += update (under SANDWICH norm(update) * post_weight); h = norm(x) * weight, without NORMED x. Grid: (T,).
+    """Set x += update or norm(update) * post_weight; h = norm(x) * weight or x. Grid: (T,).
 
-    Args:
-        x: float32 [T, WIDTH], updated in place.
-        update: [T, WIDTH].
-        h, h_scales: [T, WIDTH] and under FP8 float32 [T], written.
-        post_weight, weight: float32 [WIDTH], read under SANDWICH and NORMED.
+    SANDWICH reads post_weight, NORMED weight.
     """
     launch_dependents(CHAINED)
     token = tl.program_id(0).to(tl.int64)
@@ -116,12 +98,7 @@ def _normed(value, inside, WIDTH: tl.constexpr, CENTRED: tl.constexpr, eps):
 
 @triton.jit
 def activate(gate_up, out, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """act(gate) * up. Grid: (T, blocks of BLOCK).
-
-    Args:
-        gate_up: [T, 2 WIDTH], gate first.
-        out: Out: [T, WIDTH].
-    """
+    """Set out = act(gate) * up, gate_up [T, 2 WIDTH], gate first. Grid: (T, blocks of BLOCK)."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -133,13 +110,7 @@ def activate(gate_up, out, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.co
 def activate_quantised(
     gate_up, out, scales, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """`activate` to fp8. Grid: (T,): a row has one scale, so one program computes all of it.
-
-    Args:
-        gate_up: [T, 2 WIDTH], gate first.
-        out: float8_e4m3fn [T, WIDTH], written.
-        scales: float32 [T], written.
-    """
+    """`activate` to float8_e4m3fn. Grid: (T,): a row has one scale, so one program computes all of it."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = _gated(gate_up + token * 2 * WIDTH + column, column < WIDTH, WIDTH, GELU)

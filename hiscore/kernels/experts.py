@@ -17,15 +17,12 @@ def router_logits(
     h, router, bias, out, rows, inputs, experts,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out = h router^T + bias. Grid: (tiles of rows, tiles of experts).
+    """Set out = h router^T + bias. Grid: (tiles of rows, tiles of experts).
 
     A library takes other sums for other numbers of rows, and a last bit may decide which expert is chosen.
 
-    Args:
-        h: [rows, inputs].
-        router: float32 [experts, inputs].
-        bias: float32 [experts].
-        out: float32 [rows, experts].
+    In: h [rows, inputs]; router float32 [experts, inputs]; bias float32 [experts].
+    Out: out float32 [rows, experts].
     """
     row = tl.program_id(0) * M + tl.arange(0, M)
     expert = tl.program_id(1) * N + tl.arange(0, N)
@@ -54,10 +51,9 @@ def sort_pairs(chosen, order, tiles, pairs, M: tl.constexpr, BLOCK: tl.constexpr
     Expert e's tiles begin at (its first pair) // M + e: before it there are at most as many, so no expert has to
     know how many tiles the others have. Tiles in between are empty.
 
-    Args:
-        chosen: int64 [pairs]: the expert of each pair.
-        order: int32 [pairs], written: for each sorted position the pair.
-        tiles: int32 [pairs // M + experts, 3], written: expert, first and last sorted position.
+    In: chosen int64 [pairs], the expert of each pair.
+    Out: order int32 [pairs], for each sorted position the pair; tiles int32 [pairs // M + experts, 3]: expert,
+    first and last sorted position.
     """
     expert = tl.program_id(0)
     at = tl.arange(0, BLOCK)
@@ -95,16 +91,11 @@ def multiply_experts(
 ):  # fmt: skip
     """Multiply each pair's row by its expert's weight. Grid: (tiles, tiles of outputs).
 
-    Gated, x has a row for each token, and the result, act(x gate^T) * (x up^T), one for each sorted position.
-    Otherwise x has a row for each sorted position, and the result one for each pair.
+    Gated, x has a row for each token, and the result one for each sorted position. Otherwise x has a row for each
+    sorted position, and the result one for each pair.
 
-    Args:
-        x: [tokens or pairs, inputs].
-        weight: [experts, outputs, inputs]; gated [experts, 2 outputs, inputs], gate first.
-        bias: [experts, outputs] or [experts, 2 outputs].
-        out: [pairs, outputs], written.
-        order, tiles: See `sort_pairs`.
-        GATED: 0, or the activation.
+    In: x [tokens or pairs, inputs]; weight, bias for each expert; order, tiles from `sort_pairs`.
+    Out: out [pairs, outputs]. GATED: 0, or the activation.
     """
     tile = tiles + tl.program_id(0) * 3
     expert, first, last = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
@@ -145,7 +136,7 @@ def multiply_experts(
 
 @triton.jit
 def activate_gated(gate, up, dtype: tl.constexpr, GATED: tl.constexpr):
-    """act(gate) * up in float32. See `layers.activations`."""
+    """Return act(gate) * up in float32; see `layers.activations`."""
     if GATED == CLAMPED_SWIGLU:
         gate = tl.minimum(gate, 7.0)
         up = tl.minimum(tl.maximum(up, -7.0), 7.0)
@@ -160,12 +151,9 @@ def activate_gated(gate, up, dtype: tl.constexpr, GATED: tl.constexpr):
 
 @triton.jit
 def add_experts(each, weights, out, width, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr):
-    """out = the weighted sum of each token's experts, in float32. Grid: (tokens, blocks of the width).
+    """Add up each token's experts by their weights, in float32. Grid: (tokens, blocks of the width).
 
-    Args:
-        each: [tokens, PER_TOKEN, width].
-        weights: float32 [tokens, PER_TOKEN].
-        out: [tokens, width], written.
+    In: each [tokens, PER_TOKEN, width]; weights float32 [tokens, PER_TOKEN]. Out: out [tokens, width].
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -34,7 +34,7 @@ def float_weights(logits, largest, scale, least):
 
 @triton.jit
 def fixed_point_weights(logits, largest, scale, least):
-    """Weights, int64; 0 as above."""
+    """Weights, int64; 0 where `float_weights` are."""
     return float_weights(logits, largest, scale, least).to(tl.int64)
 
 
@@ -50,7 +50,7 @@ def load_split(row_logits, split, vocabulary, BLOCK: tl.constexpr, SCATTERS: tl.
 
 @triton.jit
 def places_of(logits, ids):
-    """Logits and ids -> int64, above 0, none twice."""
+    """int64 places of logits and ids: above 0, none twice."""
     return (float_key(logits).to(tl.int64) << ID_BITS) | (ids.to(tl.int64) ^ _LAST_ID)
 
 

@@ -17,17 +17,14 @@ def attend_full(
     PADDED_KEY: tl.constexpr, PADDED_TAIL: tl.constexpr, PADDED_VALUE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, FIELDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """softmax(q keys^T scale) values by an online softmax. Grid: (tiles, heads). Last dimensions are dense.
+    """Set out = softmax(q keys^T scale) values, by an online softmax. Grid: (tiles, heads).
 
-    Args:
-        q: [T, heads, KEY].
-        tails_of_q: [T, heads, TAIL].
-        keys: [K, heads, KEY], the sequences' tokens one behind another; by strides, as all of these.
-        tails: [K, TAIL].
-        values: [K, heads, VALUE].
-        tiles: int32 [tiles, FIELDS]: the first row, how many (at most M), the first one's position, and where its
-            sequence begins among the keys.
-        out: Out: [T, heads, VALUE].
+    All tensors go by strides; last dimensions are dense. The K tokens of the sequences are one behind another.
+
+    In: q [T, heads, KEY]; tails_of_q [T, heads, TAIL]; keys [K, heads, KEY]; tails [K, TAIL]; values [K, heads,
+    VALUE]; tiles int32 [tiles, FIELDS]: the first row, the number of rows (at most M), the first one's position,
+    and the first key of its sequence.
+    Out: out [T, heads, VALUE].
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     tile = tiles + tl.program_id(0) * FIELDS

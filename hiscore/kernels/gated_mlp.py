@@ -20,7 +20,7 @@ GROUP = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """Shape of a tile and how the kernel is launched."""
+    """Shape of a tile, and its launch."""
 
     rows: int
     outputs: int
@@ -47,12 +47,8 @@ LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
 def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
     """The tile with which the kernel was faster than cuBLAS and the activation, or None where it was slower.
 
-    At a GPU's power limit a tile's time alone can mislead: time whole forwards before more rows get another tile.
-    In an earlier kernel 128 x 64 was 7% faster alone at 15,360 rows of 1,024 inputs, and cost a scorer 1.8% of its
-    throughput.
-
-    Args:
-        outputs: Columns of each of gate and up.
+    `outputs` are the columns of each of gate and up. At a GPU's power limit a tile's time alone can mislead: time
+    whole forwards before more rows get another tile.
 
     Source: perf/results/h200/gated_product.json, perf/results/h100/gated_product.txt,
     perf/results/h200/gated_tiles.txt.
@@ -74,12 +70,9 @@ def multiply_gated(
     x, weight, out, rows, outputs, inputs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """out = act(x gate^T) * (x up^T), with both products rounded as if they had been stored. Grid: any.
+    """Set out = act(x gate^T) * (x up^T), with both products rounded as if they had been stored. Grid: any.
 
-    Args:
-        x: Descriptor of [rows, inputs].
-        weight: Descriptor of [2, outputs, inputs], gate first. Beyond the edges it loads zeros, and so does x.
-        out: Descriptor of [rows, outputs].
+    All three are descriptors, which load zeros beyond the edges; weight is [2, outputs, inputs], gate first.
     """
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
     # Flattened into one with the loop over inputs, which then loads for the next tile while it stores a tile.
@@ -99,16 +92,7 @@ def multiply_gated(
 
 
 def multiply(x: Tensor, weight: Tensor, gelu: int, tile: Tile, multiprocessors: int) -> Tensor:
-    """act(x gate^T) * (x up^T), in 16 bits.
-
-    Args:
-        x: [rows, in].
-        weight: [2 out, in], gate first.
-        gelu: See `gemv.multiply`.
-
-    Returns:
-        [rows, out].
-    """
+    """Return act(x gate^T) * (x up^T) in 16 bits: x [rows, in], weight [2 out, in], gate first."""
     (rows, inputs), outputs = x.shape, len(weight) // 2
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     multiply_gated[(min(tile.count(rows, outputs), tile.programs * multiprocessors),)](

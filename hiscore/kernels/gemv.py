@@ -44,14 +44,10 @@ def multiply_few_rows(
     K: tl.constexpr, ROWS: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr, ONTO: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """out = x weight^T + bias. Grid: (blocks of BLOCK outputs,).
+    """Compute a product. Grid: (blocks of BLOCK outputs,).
 
-    Args:
-        x: [ROWS, K]; under NORMED float32, replaced by rms_norm(x) * norm, rounded to weight's dtype.
-        norm: float32 [K], read under NORMED.
-        weight: [outputs, K]; under GATED [2 outputs, K], of gate and up.
-        out: [ROWS, outputs]; under ONTO the product is added to it. Under GATED it is act(x gate^T) * (x up^T),
-            with both products rounded as if they had been stored.
+    In: x [ROWS, K], under NORMED float32, replaced by rms_norm(x) * norm [K], rounded to weight's dtype.
+    Out: out, to which ONTO adds the product. Under GATED both products are rounded as if they had been stored.
     """
     launch_dependents(CHAINED)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -108,7 +104,7 @@ def multiply_few_rows(
 
 @triton.jit
 def gated(gate, up, GELU: tl.constexpr):
-    """act(gate) * up, with gate in float32 and act(gate) rounded to up's dtype. GELU: see `multiply`."""
+    """act(gate) * up, with gate in float32 and act(gate) rounded to up's dtype."""
     if GELU == 2:
         gate = gate * 0.5 * (1 + tl.erf(gate * 0.7071067811865476))
     elif GELU:
@@ -124,9 +120,8 @@ def gated(gate, up, GELU: tl.constexpr):
 def pdl_launch_kwargs(chained: bool) -> dict[str, bool]:
     """Launch arguments of a kernel that has the parameter CHAINED.
 
-    Args:
-        chained: Use programmatic dependent launch. Every earlier kernel of the CUDA stream has completed, or calls
-            `wait_for_predecessors`.
+    Under programmatic dependent launch every earlier kernel of the CUDA stream must have completed, or call
+    `wait_for_predecessors`.
     """
     return {"CHAINED": True, "launch_pdl": True} if chained else {"CHAINED": False}
 
@@ -137,10 +132,8 @@ def fits(rows: int, inputs: int) -> bool:
 
 
 def product_output(x: Tensor, weight: Tensor, gelu: int | None, onto: Tensor | None = None) -> Tensor:
-    """The tensor for a product of a step's rows, [rows, out]: `onto`, or a new one. For arguments, see `multiply`.
-
-    Raises:
-        ValueError: A tensor is not contiguous.
+    """Check that tensors are contiguous; return `onto`, or a new tensor for the product [rows, out] of
+    `multiply`.
     """
     outputs = len(weight) if gelu is None else len(weight) // 2
     out = weight.new_empty((len(x), outputs)) if onto is None else onto
@@ -173,9 +166,8 @@ def multiply(
     """x weight^T + bias, for sizes that `fits` accepts.
 
     Args:
-        x: [rows, in].
+        x, bias: [rows, in], [out].
         weight: [out, in]; with gelu not None [2 out, in], of gate and up.
-        bias: [out].
         onto: float32 [rows, out]: add the product to it, in place.
         gelu: Return act(gate) * up, with act SiLU (0), GELU by tanh (1) or exact (2).
 

@@ -18,14 +18,10 @@ def score_tiles(
 ):  # fmt: skip
     """Score tokens for tiles of rows: sum over heads of gate * relu(q . key). Grid: (tiles, blocks of N tokens).
 
-    Args:
-        q: [T, heads, D].
-        gates: float32 [T, heads].
-        index: [pool slots, D], index keys.
-        slots: int32: the pool slots of sequences, by position.
-        tiles: int64 [tiles, FIELDS]: first row; rows; tokens that the first row sees, each further row one more;
-            where their sequence begins in `slots`; the first row's place in `scores`.
-        scores: Out: uint32 [rows, width], see `top_k.float_key`; nothing is written beyond a tile's tokens.
+    In: q [T, heads, D]; gates float32 [T, heads]; index [pool slots, D], index keys; slots int32, the pool slots
+    of sequences, by position; tiles int64 [tiles, FIELDS]: first row; rows; tokens that the first row sees, each
+    further row one more; the sequence's beginning in slots; the first row's place in scores.
+    Out: scores uint32 [rows, width], see `top_k.float_key`; nothing is written beyond a tile's tokens.
     """
     tile = tiles + tl.program_id(0) * FIELDS
     first, rows, length = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -56,12 +52,9 @@ def score_tiles(
 def select_slots(scores, slots, begins, lengths, lists, width, top_k, BLOCK: tl.constexpr):
     """Select the top_k best tokens of each row, of equal ones the lower position. Grid: (rows,).
 
-    Args:
-        scores: uint32 [rows, width].
-        slots: int32, as in `score_tiles`.
-        begins: int64 [rows]: where a row's sequence begins in `slots`.
-        lengths: int32 [rows]: how many tokens a row sees, more than top_k.
-        lists: Out: int32 [rows, top_k]: pool slots, in the order of positions.
+    In: scores, slots as in `score_tiles`; begins int64 [rows], where a row's sequence begins in slots; lengths
+    int32 [rows], tokens that a row sees, more than top_k.
+    Out: lists int32 [rows, top_k]: pool slots, in the order of positions.
     """
     row = tl.program_id(0).to(tl.int64)
     scores += row * width

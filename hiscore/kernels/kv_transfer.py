@@ -1,8 +1,8 @@
 """Copies between the host pool, the device's caches and the staging pool.
 
 The host pool is pinned memory that the multiprocessors read and write themselves: no copy engine, no list of
-copies on the CPU. A page of one head is contiguous there, [C, P, D]; on the device a token is, [C, kv_heads,
-D]. Of several ranks that share the pool, each stores the pages p with p % RANKS == RANK, at p // RANKS.
+copies on the CPU. A page of one head is contiguous there, [C, P, D]; on the device a token is, [C, kv_heads, D].
+Of several ranks that share the pool, each stores the pages p with p % RANKS == RANK, at p // RANKS.
 """
 
 import triton
@@ -21,17 +21,13 @@ def swap_in(
     The programs share all lists, PAGES of one list at a time. A few saturate the bus; more would only keep
     multiprocessors from other kernels.
 
-    Ranks that share the pool copy in two launches: what they store to `exchange`, with 0 for what others store;
+    Ranks that share the pool copy in two launches: what they store to exchange, with 0 for what others store;
     then, when these have been merged, from there to the buffer.
 
-    Args:
-        host_kv: [stored pages, kv_heads, C, P, D], one layer's; read if FROM_HOST, else `exchange` is.
-        exchange: [pairs, exchange_width, C, P, D]: as the lists.
-        buffer: Out: [device slots, C, kv_heads, D], one layer's; written if TO_BUFFER, else `exchange` is.
-        swaps: int32 [R, kv_heads, width, 2], pairs (host page, device page) from `select_pages`.
-        swap_counts: int32 [R, kv_heads], pairs per list.
-        pairs: R * kv_heads, at most PAIRS.
-        width: Length of a list.
+    In: host_kv [stored pages, kv_heads, C, P, D], one layer's; swaps int32 [R, kv_heads, width, 2], pairs (host
+    page, device page) from `select_pages`; swap_counts int32 [R, kv_heads]; pairs = R * kv_heads, at most PAIRS.
+    In without FROM_HOST, out without TO_BUFFER: exchange [pairs, exchange_width, C, P, D], as the lists.
+    Out: buffer [device slots, C, kv_heads, D], one layer's.
     """
     LINES: tl.constexpr = PARTS * PAGE
     pair = tl.arange(0, PAIRS)
@@ -77,13 +73,10 @@ def offload_rows(
 ):  # fmt: skip
     """Copy one new token per row, in the host's layers, to the host. Grid: (R, L).
 
-    Args:
-        buffer: [Ls, device slots, C, kv_heads, D].
-        dense_kv: [Ld, host slots, C, kv_heads, D].
-        host_kv: Out: [L, stored pages, kv_heads, C, P, D], L of the host's layers.
-        layer_index: int32 [L], a sparse layer's position in buffer, or -1 - a dense layer's position in dense_kv.
-        buffer_slots: int32 [R].
-        host_slots: int32 [R], slots in host pages; -1: no token.
+    In: buffer [Ls, device slots, C, kv_heads, D]; dense_kv [Ld, host slots, C, kv_heads, D]; layer_index int32
+    [L], a sparse layer's position in buffer, or -1 - a dense layer's position in dense_kv; buffer_slots,
+    host_slots int32 [R], the latter -1 for no token.
+    Out: host_kv [L, stored pages, kv_heads, C, P, D].
     """
     row = tl.program_id(0)
     layer = tl.program_id(1).to(tl.int64)
@@ -116,14 +109,11 @@ def copy_pages(
 ):  # fmt: skip
     """Copy a sequence between a pool of tokens and the host. Grid: any number of programs, few; see `swap_in`.
 
-    What other ranks store is not copied to the host, and comes from there as 0.
+    Pages that other ranks store are not copied to the host, and come from there as 0. A unit of work is PAGES
+    pages of one head and layer.
 
-    Args:
-        pool: [Lh, slots, C, kv_heads, D], the staging pool.
-        slots: int32 [tokens], each token's slot in the pool.
-        host_kv: [Lh, stored pages, kv_heads, C, P, D].
-        host_pages: int32 [pages], the host page of token t at t // P.
-        units: Pieces of work: PAGES pages of one head and layer each.
+    pool [Lh, slots, C, kv_heads, D] is the staging pool; host_kv [Lh, stored pages, kv_heads, C, P, D]; slots
+    int32 [tokens]; host_pages int32 [pages], that of token t at t // P.
     """
     LINES: tl.constexpr = PARTS * PAGE
     groups = tl.cdiv(tokens, PAGES * PAGE)
@@ -156,13 +146,10 @@ def copy_rows(
     source, target, from_slots, to_slots, layers, source_stride, target_stride,
     FROM_ROW: tl.constexpr, TO_ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """target[i, to_slots] = source[layers[i], from_slots], the first TO_ROW elements. Grid: (n, layers).
+    """Set target[i, to_slots] = source[layers[i], from_slots], the first TO_ROW elements. Grid: (n, layers).
 
-    Args:
-        source: [L, slots, FROM_ROW elements].
-        target: Out: [len(layers), slots, TO_ROW elements].
-        from_slots, to_slots: int32 [n].
-        layers: int32 [grid's layers], positions in source.
+    In: source [L, slots, FROM_ROW elements]; from_slots, to_slots int32 [n]; layers int32 [grid's layers].
+    Out: target [len(layers), slots, TO_ROW elements].
     """
     token = tl.program_id(0)
     layer = tl.program_id(1)

@@ -15,15 +15,11 @@ def attend_lists(
     PADDED_VALUE: tl.constexpr, PADDED_TAIL: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """softmax(q latents^T scale) values by an online softmax. Grid: (T * blocks of M heads,).
+    """Set out = softmax(q latents^T scale) values, by an online softmax. Grid: (T * blocks of M heads,).
 
-    Args:
-        q: [T, heads, VALUE + TAIL].
-        pool: [slots, VALUE + TAIL]; the first VALUE channels of a latent are its value.
-        lists: int32: pool slots.
-        begins: int64 [T]: where a row's list begins in `lists`.
-        counts: int32 [T]: its length, at least 1.
-        out: Out: [T, heads, VALUE].
+    In: q [T, heads, VALUE + TAIL]; pool [slots, VALUE + TAIL], whose first VALUE channels are a latent's value;
+    lists int32, pool slots; begins int64 [T], counts int32 [T]: the place and length, at least 1, of a row's list.
+    Out: out [T, heads, VALUE].
     """
     BLOCKS: tl.constexpr = (HEADS + M - 1) // M
     LOG2E: tl.constexpr = 1.4426950408889634

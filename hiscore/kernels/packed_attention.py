@@ -3,9 +3,7 @@
 A tile is a run of consecutive rows of one group, of any segments. All of them see the same context, which is read
 once for the tile, so short items fill a tile as well as long ones. Then come the tile's own segments, short ones
 several at once, where a row sees the rows of its segment up to itself. Query heads that share a key head are rows
-of the same tile.
-
-The number of tiles is read from memory, so a launch captured in a CUDA graph serves every batch.
+of the same tile. The number of tiles is read from memory, so a launch captured in a CUDA graph serves every batch.
 """
 
 import triton
@@ -22,17 +20,9 @@ def packed_attention(
 ):  # fmt: skip
     """Attend for all tiles. Grid: any.
 
-    Args:
-        qkv: [T, (heads + 2 kv_heads) head_dim].
-        pool: [slots, 2, kv_heads, head_dim].
-        out: [T, heads head_dim], written.
-        positions, segment_starts: int32 [T].
-        tiles: int32 [tiles, TILE_FIELDS], see `attention.tile_inputs`.
-        columns: int32 [4 T]: rows whose keys tiles read, or -1.
-        tile_count: int32 [1]: how many tiles there are.
-        context_slots: int32 [N].
-        sinks: float32 [heads], see `attention.base.AttentionShape`.
-        WINDOW: Tokens that a row sees; 0: all.
+    In: qkv [T, (heads + 2 kv_heads) head_dim]; pool [slots, 2, kv_heads, head_dim]; segment_starts, tiles, columns
+    as from `attention_tiles`; tile_count int32 [1]; context_slots int32 [N].
+    Out: out [T, heads head_dim]. WINDOW: Tokens that a row sees; 0: all.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TILE_ROWS: tl.constexpr = M // GROUP

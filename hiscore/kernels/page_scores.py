@@ -18,10 +18,8 @@ def page_scores(
 ):  # fmt: skip
     """Score the pages of each row for each query head. Grid: (R, kv_heads, blocks of N pages).
 
-    Args:
-        q: [R, heads, D].
-        index: [host pages, kv_heads, 2, D], least and greatest.
-        scores: Out: float32 [R, heads, max_pages]; nothing is written beyond a row's pages.
+    In: q [R, heads, D]; index [host pages, kv_heads, 2, D], least and greatest.
+    Out: scores float32 [R, heads, max_pages]; nothing is written beyond a row's pages.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0)
@@ -69,13 +67,9 @@ def indexer_scores(
 ):  # fmt: skip
     """Score tokens by a checkpoint's own indexer: sum over heads of gate * relu(q . key).
 
-    Grid: (R, blocks of N tokens).
-
-    Args:
-        q: [R, heads, D], the indexer's queries.
-        gates: float32 [R, heads].
-        index: [host slots, D], the indexer's keys.
-        scores: Out: float32 [R, max_pages]; nothing is written beyond a row's tokens.
+    Grid: (R, blocks of N tokens). In: q [R, heads, D], gates float32 [R, heads] and keys, index [host slots, D],
+    of the indexer.
+    Out: scores float32 [R, max_pages]; nothing is written beyond a row's tokens.
     """
     row = tl.program_id(0)
     seq_index = tl.load(seq_indices + row)
@@ -111,10 +105,8 @@ def write_index(
 ):  # fmt: skip
     """Add one new token per row to the index; a page's first token starts its bounds afresh. Grid: (R, kv_heads).
 
-    Args:
-        keys: [R, kv_heads, D].
-        index: Out: BOUNDS: [host pages, kv_heads, 2, D], else an indexer's keys [host slots, 1, D].
-        host_slots: int32 [R], -1: no token.
+    In: keys [R, kv_heads, D]; host_slots int32 [R], -1: no token.
+    Out: index, BOUNDS: [host pages, kv_heads, 2, D], else an indexer's keys [host slots, 1, D].
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -142,12 +134,9 @@ def bound_pages(
 ):  # fmt: skip
     """Compute the bounds of a prompt's pages. Grid: (pages, kv_heads, Ls).
 
-    Args:
-        pool: [L, slots, C, kv_heads, D], where the prompt was prefilled; ROW = C * kv_heads * D.
-        from_slots: int32 [tokens], the prompt's slots in the pool.
-        host_pages: int32 [pages].
-        index: Out: [Ls, host pages, kv_heads, 2, D].
-        layers: int32 [Ls], each sparse layer's position in the pool.
+    In: pool [L, slots, C, kv_heads, D], where the prompt was prefilled (ROW = C * kv_heads * D); from_slots int32
+    [tokens], its slots there; host_pages int32 [pages]; layers int32 [Ls], each sparse layer's in the pool.
+    Out: index [Ls, host pages, kv_heads, 2, D].
     """
     page = tl.program_id(0)
     head = tl.program_id(1)

@@ -1,8 +1,8 @@
 """Paged attention of single rows, split along the tokens so that one row fills the device (flash decoding).
 
-A split is a fixed number of listed tokens, and splits are combined in ascending order. So a row's bits depend
-on the tokens that it sees alone: not on other rows, on where pages are, or on the size of the grid. Query heads
-that share a KV head are rows of one tile, for which keys and values are read once.
+A split is a fixed number of listed tokens, and splits are combined in ascending order. So a row's bits depend on
+the tokens that it sees alone: not on other rows, on where pages are, or on the size of the grid. Query heads that
+share a KV head are rows of one tile, for which keys and values are read once.
 
 Splits all of whose pages are on the device need not wait for pages on their way there: they are computed in a
 launch of their own.
@@ -59,14 +59,13 @@ def attend_splits(
     With C = 1 the first VALUE channels of a key are its value and the rest its tail. A list's last page ends at
     the row's position. A row without pages, or padding, writes nothing.
 
+    In: q [R, heads, D]; pool [slots, C, kv_heads, D]; pages int32, a list at seq_index * pages_by_sequence + row *
+    pages_by_row + kv_head * pages_by_head, ~page for a pending one; counts int32, pages per list, at row *
+    counts_by_row + kv_head * counts_by_head.
+    Out: partial float32 [R, heads, max_splits, VALUE], weighted sums of values; stats float32 [R, heads,
+    max_splits, 2], the greatest logit, in powers of 2, and the sum of weights.
+
     Args:
-        q: [R, heads, D].
-        pool: [slots, C, kv_heads, D].
-        pages: int32, a list at seq_index * pages_by_sequence + row * pages_by_row + kv_head * pages_by_head;
-            ~page for a pending one.
-        counts: int32, pages per list, at row * counts_by_row + kv_head * counts_by_head.
-        partial: Out: float32 [R, heads, max_splits, VALUE], weighted sums of values.
-        stats: Out: float32 [R, heads, max_splits, 2], the greatest logit, in powers of 2, and the sum of weights.
         WINDOW: Attend to this many of the last tokens; 0: to all. A list may name pages again that hold other
             tokens by now: nothing before the window is read.
         AHEAD: Lists are of everything up to the position, and no kernel of the chain writes them.
@@ -177,14 +176,9 @@ def combine_splits(
     SPLIT: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, SINKS: tl.constexpr,
     CHAINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of `attend_splits`, SPLITS at a time. Grid: (R * heads, blocks of VALUE).
+    """Combine the results of `attend_splits`, SPLITS at a time. Grid: (R * heads, blocks of VALUE).
 
-    Args:
-        partial: float32 [R, heads, max_splits, VALUE].
-        stats: float32 [R, heads, max_splits, 2].
-        counts: int32, as in `attend_splits`.
-        sinks: float32 [heads], see `attention.base.AttentionShape`.
-        out: Out: [R, heads, VALUE].
+    In: partial, stats, counts as there. Out: out [R, heads, VALUE].
     """
     launch_dependents(CHAINED)
     row = tl.program_id(0) // HEADS

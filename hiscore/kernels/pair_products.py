@@ -15,14 +15,9 @@ def inner_products(
 ):  # fmt: skip
     """Multiply rows of x by chosen rows of weight, in float32. Grid: (pairs,).
 
-    Args:
-        x: [R, WIDTH].
-        weight: [N, WIDTH].
-        rows: int32 [pairs], of x; not read under EVERY.
-        chosen: int32 [pairs], of weight; under EVERY [count].
-        out: float32 [pairs], written.
-        count: Rows of weight that each row of x is multiplied by, under EVERY: pairs are then R * count.
-        BLOCK: Columns that are added up at a time.
+    In: x [R, WIDTH]; weight [N, WIDTH]; rows, chosen int32 [pairs]. Under EVERY chosen is [count], each row of x
+    is multiplied by all of these, and pairs = R * count.
+    Out: out float32 [pairs]. BLOCK: Columns that are added up at a time.
     """
     pair = tl.program_id(0)
     if EVERY:
@@ -46,15 +41,9 @@ def multiply_pairs(x: Tensor, weight: Tensor, rows: Tensor, chosen: Tensor) -> T
 
 
 def multiply_by_each(x: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
-    """Multiply every row of x by all chosen rows of weight.
+    """Multiply every row of x [R, width] by all chosen (int32 [n]) rows of weight [N, width].
 
-    Args:
-        x: [R, width].
-        weight: [N, width].
-        chosen: int32 [n], of weight.
-
-    Returns:
-        float32 [R, n], to the bit what `multiply_pairs` gives for each.
+    The result is float32 [R, n], to the bit what `multiply_pairs` gives for each pair.
     """
     return _launch(x, weight, chosen, chosen, len(x) * len(chosen), len(chosen)).view(len(x), len(chosen))
 

@@ -1,7 +1,4 @@
-"""The first kernel of a draw: penalties on tokens that a sequence has had, and the largest logit of each split.
-
-`TokenCounts` has the table of tokens that a sequence has had.
-"""
+"""The first kernel of a draw: penalties on tokens that a sequence has had, and the largest logit of each split."""
 
 import triton
 import triton.language as tl
@@ -23,12 +20,9 @@ def penalise_and_find_maxima(
 
     Each operation is rounded by itself, as in PyTorch: launch it without fused ones.
 
-    Args:
-        logits: float32 [R, stride].
-        table: int32 [max_sequences, vocabulary].
-        maxima: Out: float32 [R, splits]; infinity if one is NaN.
-        best: Out: int32 [R, splits]: the lowest id of the largest.
-        bins: Set to 0 for the kernels that follow: int32 [R, BINS].
+    In: table int32 [max_sequences, vocabulary], see `TokenCounts`. In place: logits float32 [R, stride].
+    Out: maxima float32 [R, splits], infinity if one is NaN; best int32 [R, splits], the lowest id of the largest;
+    bins int32 [R, BINS], 0 for the kernels that follow.
     """
     launch_dependents(CHAINED)
     wait_for_predecessors(CHAINED)

@@ -40,16 +40,11 @@ def multiply_pipelined(
     ROWS: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """out = x weight^T + bias. Grid: (tiles of BLOCK columns, SPLITS).
+    """Compute a product of at most ROWS rows. Grid: (tiles of BLOCK columns, SPLITS).
 
-    Args:
-        x: [rows, inputs], at most ROWS of them.
-        weight: [outputs, inputs]; under GATED [2 outputs, inputs], of gate and up.
-        out: Out: [rows, outputs]; under GATED act(x gate^T) * (x up^T), with both products rounded as if they had
-            been stored.
-        partial: Scratch, used if SPLITS > 1: float32 [tiles, SPLITS, BLOCK, ROWS].
-        arrived: int32 [tiles], used if SPLITS > 1: how many programs of a tile have added up their part. Zeros
-            before and after.
+    Under GATED both products are rounded as if they had been stored. If SPLITS > 1, partial is scratch, float32
+    [tiles, SPLITS, BLOCK, ROWS], and arrived, int32 [tiles], counts programs that have added up their part, from 0
+    and back to 0.
     """
     launch_dependents(CHAINED)
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -140,14 +135,7 @@ def multiply(
 ) -> Tensor:
     """x weight^T + bias, for a weight that `fits`; on one CUDA stream of a device.
 
-    Args:
-        x: [rows, in], at most `MAX_ROWS`.
-        weight: [out, in]; with gelu not None [2 out, in], of gate and up.
-        bias: [out], without gelu.
-        gelu: Return act(gate) * up, with act SiLU (0), GELU by tanh (1) or exact (2).
-
-    Returns:
-        [rows, out], in weight's dtype.
+    Arguments are those of `gemv.multiply`, with at most `MAX_ROWS` rows and either bias or gelu.
 
     Raises:
         ValueError: A tensor is not contiguous.

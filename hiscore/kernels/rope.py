@@ -17,16 +17,12 @@ def rope_and_cache(
 
     Grid: (T, blocks of heads), under NORM_WIDE one block.
 
-    Args:
-        qkv: [T, (heads + 2 kv_heads) head_dim], updated in place.
-        positions: int32 [T].
-        cos, sin: float32 [context, head_dim / 2], read under ROTATED.
-        query_scales: float32 [context], multiplies the rotated q; read under QUERY_SCALED.
-        q_norm, k_norm: float32 [head_dim], read under NORMED; under NORM_BY_HEAD float32 [heads, head_dim] and
-            [kv_heads, head_dim]; under NORM_WIDE float32 [heads head_dim] and [kv_heads head_dim], for a norm over
-            all heads of q and one over all of k. Under CENTRED the norms of single heads are layer norms.
-        pool: [slots, 2, kv_heads, head_dim], updated in place.
-        slot_mapping: int32 [T], -1 to write nothing.
+    In: positions int32 [T]; cos, sin float32 [context, head_dim / 2]; query_scales float32 [context], which
+    multiplies the rotated q under QUERY_SCALED; slot_mapping int32 [T], -1 to write nothing.
+    In: q_norm, k_norm float32 [head_dim]; under NORM_BY_HEAD [heads, head_dim] and [kv_heads, head_dim]; under
+    NORM_WIDE [heads head_dim] and [kv_heads head_dim], for a norm over all heads of q and one over all of k.
+    CENTRED is read for single heads.
+    In place: qkv [T, (heads + 2 kv_heads) head_dim]; pool [slots, 2, kv_heads, head_dim].
     """
     launch_dependents(CHAINED)
     HALF: tl.constexpr = HEAD_DIM // 2

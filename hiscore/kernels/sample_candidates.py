@@ -3,6 +3,10 @@
 A row is cut into splits, so that a few rows use the whole device. Candidates are the tokens whose weight reaches
 the bin that certainly leaves enough for top-k or top-p: few, where logits are far apart. Where they are not, the
 bins among which the last may lie are cut into parts. Weights are integers, so no sum depends on its order.
+
+Shapes: logits float32 [R, stride]; maxima float32 [R, splits]; sums int64 [2, R, splits]; bins int32 [R, 256];
+ranges float64 [5, R], see `RANGES`; base int64 [R]; found int32 [2, R]; masses int64 [R, PARTS]; listed int64 [R,
+LISTED].
 """
 
 import triton
@@ -47,11 +51,7 @@ def count_weights(
 ):  # fmt: skip
     """Sum the weights of each split, and count those of rows with filters by bin. Grid: (splits, R).
 
-    Args:
-        logits: float32 [R, stride].
-        maxima: float32 [R, splits].
-        sums: Out: int64 [2, R, splits], the first half.
-        bins: Added to: int32 [R, 256].
+    In: logits, maxima. Out: the first half of sums. In place: bins.
     """
     split, row, splits, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
     draws, filtered, scale, least, _, _ = _begin(row_options, vocabulary, row, rows, CHAINED)
@@ -73,10 +73,7 @@ def find_range(
 ):  # fmt: skip
     """Find the range of the last token that filters keep, by the least and the most that bins hold. Grid: (R,).
 
-    Args:
-        maxima, sums, bins: Results of `count_weights`.
-        ranges: Out: float64 [5, R], see `RANGES`.
-        base, found, masses: Set to 0 for the kernels that follow: int64 [R], int32 [2, R], int64 [R, PARTS].
+    In: maxima, sums, bins. Out: ranges; and 0 in base, found and masses for the kernels that follow.
     """
     row, rows = tl.program_id(0), tl.num_programs(0)
     _, filtered, _, _, k, p = _begin(row_options, vocabulary, row, rows, CHAINED)
@@ -124,14 +121,9 @@ def narrow_range(
 ):  # fmt: skip
     """Narrow the range of rows with too many candidates for the list to one of its parts. Grid: (splits, R).
 
-    The last program of a row finds it.
-
-    Args:
-        logits: float32 [R, stride].
-        ranges: float64 [5, R]; its first two rows are changed.
-        base: Added to: int64 [R]: with a top-p alone, the weights of what is beyond the range.
-        found: Added to: int32 [2, R], the second row: how many programs are done.
-        masses: Added to: int64 [R, PARTS]: of each part, with a top-k how many tokens, else their weights.
+    A row's last program finds the part. In: logits.
+    In place: the first two rows of ranges; base, with a top-p alone the weights beyond the range; found's second
+    row, programs that are done; masses, the tokens of each part with a top-k, else their weights.
     """
     split, row, splits, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
     _, filtered, scale, least, k, _ = _begin(row_options, vocabulary, row, rows, CHAINED)
@@ -179,13 +171,9 @@ def list_candidates(
 ):  # fmt: skip
     """List the tokens of rows with filters among which the last that they keep is. Grid: (splits, R).
 
-    Args:
-        logits: float32 [R, stride].
-        maxima: float32 [R, splits].
-        sums: Out: int64 [2, R, splits], the second half: of each split, what certainly stays and is not listed.
-        ranges: See `RANGES`.
-        found: Added to: int32 [2, R], the first row: how many candidates there are.
-        listed: Out: int64 [R, LISTED]: their places, in no order; if there are more, some of them.
+    In: logits, maxima, ranges.
+    Out: the second half of sums, of each split the weights that certainly stay and are not listed; listed, the
+    places of candidates, in no order; if there are more, some of them. In place: found's first row, candidates.
     """
     split, row, splits, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
     _, filtered, scale, least, _, _ = _begin(row_options, vocabulary, row, rows, CHAINED)

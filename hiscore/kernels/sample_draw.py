@@ -117,11 +117,8 @@ def _filtered(
     row_logits, largest, scale, least, k, p, uniform, total, certain, count, row_listed, kept, vocabulary, splits,
     BLOCK: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
-    """Apply the filters of a row.
-
-    Returns:
-        The last place that they keep, and the token drawn, or -1: then the weights of what they keep have been
-        added to kept, int64 [splits].
+    """Apply a row's filters; return the last place that they keep, and the token drawn, or -1 if the weights
+    that they keep have only been added to kept, int64 [splits].
     """
     last = tl.zeros([], tl.int64)
     token = tl.full([], -1, tl.int32)
@@ -158,14 +155,10 @@ def draw_tokens(
 ):  # fmt: skip
     """Draw; under FEEDS also do what `step_runner.feed` does, and count tokens. Grid: (R,).
 
-    Args:
-        logits: float32 [R, stride].
-        maxima, best, sums, base, found, listed: Results of the kernels before; sums is changed.
-        out: int64 [R], an arbitrary id for a row that cannot be sampled; under FEEDS `StepOutputs.readback`.
-        input_ids: int32, see `StepRunner`.
-        table: int32 [max_sequences, vocabulary], see `TokenCounts`.
-        hits, misses: int64 [1].
-        mass: int64 [2], bits of float64.
+    In: logits, maxima, best, base, found, listed from the kernels before, see `sample_candidates`.
+    Out: out int64 [R], an arbitrary id for a row that cannot be sampled; under FEEDS `StepOutputs.readback`.
+    In place: sums; input_ids int32, see `StepRunner`; table int32 [max_sequences, vocabulary], see `TokenCounts`;
+    hits, misses int64 [1]; mass int64 [2], bits of float64.
     """
     row, rows = tl.program_id(0), tl.num_programs(0)
     launch_dependents(CHAINED)

@@ -19,11 +19,8 @@ def option(row_options, rows, row, PLACE: tl.constexpr):
 
 @triton.jit
 def weighing(row_options, rows, row):
-    """Options that weights depend on beside logits, float32.
-
-    Returns:
-        The temperature; the binary logarithm of what a logit greater by 1 multiplies a weight by; the least weight
-        that is not dropped.
+    """Return, in float32, the temperature; the binary logarithm of the factor by which a logit greater by 1
+    raises a weight; the least weight that is not dropped.
     """
     temperature = option(row_options, rows, row, TEMPERATURE).to(tl.float32)
     # Triton 3.6 takes the constant for a float64, and with it the maximum.

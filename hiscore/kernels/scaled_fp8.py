@@ -2,6 +2,9 @@
 
 Each block of columns is multiplied by itself and added up in float32, in order: tensor cores add fp8 with few bits
 for longer sums, and what shares a row's tile changes none of its sums.
+
+x and weight are float8_e4m3fn, x_scales float32 [rows, blocks of K inputs], scales float32 [blocks of R outputs,
+blocks of K inputs].
 """
 
 import triton
@@ -21,10 +24,7 @@ def quantise_blocks(
 ):
     """Round each row's blocks of K columns to fp8. Grid: (rows, tiles of BLOCKS blocks).
 
-    Args:
-        x: [rows, width].
-        out: float8_e4m3fn [rows, width], written.
-        scales: float32 [rows, blocks], written.
+    In: x [rows, width]. Out: out float8_e4m3fn [rows, width]; scales float32 [rows, blocks].
     """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
@@ -46,15 +46,7 @@ def multiply_scaled(
     x, x_scales, weight, scales, out, rows, outputs, inputs, blocks,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """out = x weight^T. Grid: (tiles of outputs, tiles of rows).
-
-    Args:
-        x: float8_e4m3fn [rows, inputs].
-        x_scales: float32 [rows, blocks].
-        weight: float8_e4m3fn [outputs, inputs].
-        scales: float32 [blocks of R outputs, blocks of K inputs].
-        out: [rows, outputs], written.
-    """
+    """Set out = x weight^T. Grid: (tiles of outputs, tiles of rows)."""
     column = tl.program_id(0) * N + tl.arange(0, N)
     row = tl.program_id(1) * M + tl.arange(0, M)
     valid, inside, k = row < rows, column < outputs, tl.arange(0, K)
@@ -78,17 +70,7 @@ def multiply_scaled_experts(
     x, x_scales, weight, scales, out, order, tiles, inputs, outputs, blocks, row_blocks, per_token,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, R: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """`experts.multiply_experts` in fp8. Grid: (tiles, tiles of outputs).
-
-    Args:
-        x: float8_e4m3fn [tokens or pairs, inputs].
-        x_scales: float32 [tokens or pairs, blocks].
-        weight: float8_e4m3fn [experts, outputs, inputs]; gated [experts, 2 outputs, inputs], gate first.
-        scales: float32 [experts, row_blocks of R, blocks of K].
-        out: [pairs, outputs], written.
-        order, tiles: See `experts.sort_pairs`.
-        GATED: 0, or the activation.
-    """
+    """`experts.multiply_experts` in fp8, scales [experts, row_blocks, blocks]. Grid: (tiles, tiles of outputs)."""
     tile = tiles + tl.program_id(0) * 3
     expert, first, last = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
     if first < last:

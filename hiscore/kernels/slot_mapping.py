@@ -12,11 +12,7 @@ def map_slots(
 ):  # fmt: skip
     """Map each new token to its slot in host pages and in the device buffer. Grid: (blocks of BLOCK rows).
 
-    Args:
-        seq_indices: int32 [rows], -1 for padding.
-        positions: int32 [rows].
-        fully_resident: bool [max_sequences].
-        host_slots, buffer_slots: Out: int32 [rows], -1 for padding.
+    In: fully_resident bool [max_sequences]. Out: host_slots, buffer_slots int32 [rows], -1 for padding.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows

@@ -16,7 +16,8 @@ _COUNT_MASK = tl.constexpr((1 << 21) - 1)
 
 @triton.jit
 def float_key(value):
-    """float32 -> uint32 of the same order, below ALWAYS. Both zeros are equal; NaN is next to infinity."""
+    """uint32 keys of float32 values, in their order, below ALWAYS; both zeros are equal, NaN is next to
+    infinity."""
     bits = value.to(tl.int32, bitcast=True)
     bits = tl.where(bits == -2147483648, 0, bits)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -25,17 +26,10 @@ def float_key(value):
 
 @triton.jit
 def kth_largest(keys, count, k, most, BLOCK: tl.constexpr):
-    """Find the k-th largest key.
+    """Find the k-th largest of keys, uint32 [count], none above `most`; 1 <= k <= count < 2^21.
 
-    Args:
-        keys: uint32 [count].
-        count: Below 2^21.
-        k: 1 <= k <= count.
-        most: uint32, no key is greater.
-
-    Returns:
-        A uint32 threshold and how many keys equal to it are selected. A search that ends early returns less than
-        the k-th largest, but more than the next one.
+    The result is a uint32 threshold and the number of keys equal to it that are selected. A search that ends early
+    returns less than the k-th largest, but more than the next one.
     """
     low = tl.zeros([], tl.uint32)
     step = low + (1 << 30)
@@ -69,14 +63,9 @@ def kth_largest(keys, count, k, most, BLOCK: tl.constexpr):
 def select(key, there, low, allowed, ties, taken):
     """Select from one block of entries after the search.
 
-    Args:
-        key: uint32 [BLOCK].
-        there: bool [BLOCK], which entries exist.
-        low, allowed: Results of `kth_largest`.
-        ties, taken: From the block before; 0 at first.
-
-    Returns:
-        bool [BLOCK], what is selected; int32 [BLOCK], each one's rank; ties and taken for the next block.
+    key is uint32 [BLOCK], there bool [BLOCK] (entries that exist), low and allowed are from `kth_largest`, ties
+    and taken from the block before, 0 at first. The results are bool [BLOCK], selected; int32 [BLOCK], each one's
+    rank; ties and taken for the next block.
     """
     equal = there & (key == low)
     seen = tl.cumsum(equal.to(tl.int32), axis=0)
