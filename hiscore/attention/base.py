@@ -20,21 +20,16 @@ class AttentionShape:
 
 
 class Attention(Protocol):
-    """Computes softmax(soft_cap(q k^T scale)) v for the rows of one forward.
+    """Computes softmax(soft_cap(q k^T scale)) v for the rows of one forward, whose segments it was given before.
 
-    A row sees its segment's context, then its own segment causally (see `metadata.Forward`). The caller
-    first gives an implementation the segments of the forward.
+    A row sees its segment's context, then its own segment causally (see `metadata.Forward`).
     """
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
-        """Attend in one layer.
+        """Attend in one layer; returns [T, heads head_dim].
 
         Args:
-            layer: Index among all layers.
             qkv: [T, (heads + 2 kv_heads) head_dim], rotated.
             pool: [slots, 2, kv_heads, head_dim], the layer's KV pool, new tokens already written.
-
-        Returns:
-            [T, heads head_dim].
         """
         ...

@@ -38,14 +38,8 @@ class BidirectionalAttention(Protocol):
     """Computes softmax(logits) v for the rows of one forward, whose segments it was given before."""
 
     def attend(self, layer: int, qkv: Tensor, relative: RelativeProjections | None) -> Tensor:
-        """Attend in one layer.
+        """Attend in one layer: qkv, [T, 3 heads head_dim], rotated where the family rotates.
 
-        Args:
-            layer: Index among all layers.
-            qkv: [T, 3 heads head_dim], rotated where the family rotates.
-            relative: The layer's, where the family has them.
-
-        Returns:
-            [T, heads head_dim]; in the last layer only rows that are read are defined.
+        The result is [T, heads head_dim]; in the last layer only rows that are read are defined.
         """
         ...

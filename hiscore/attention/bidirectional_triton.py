@@ -70,10 +70,5 @@ class TritonBidirectionalAttention:
 
 
 def by_position(x: Tensor, table: Tensor | None) -> Tensor | None:
-    """The product of every row's heads with every relative position: [heads, T, P].
-
-    Args:
-        x: [T, heads, head_dim].
-        table: [heads, P, head_dim], or None.
-    """
+    """The product of every row's heads, x [T, heads, head_dim], with every relative position: [heads, T, P]."""
     return None if table is None else torch.bmm(x.transpose(0, 1), table.mT)

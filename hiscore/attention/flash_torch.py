@@ -13,12 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Attended:
-    """Attention of some rows to some keys.
-
-    Attributes:
-        out: [segments, rows, heads, head_dim].
-        log_sum: [segments, rows, heads]: the logarithm of the sum of exponentials of the logits.
-    """
+    """Attention of some rows: out [segments, rows, heads, head_dim], log_sum [segments, rows, heads]."""
 
     out: Tensor
     log_sum: Tensor
@@ -40,12 +35,9 @@ class Attended:
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Attended:
-    """softmax(q k^T scale) v, of segments for themselves.
+    """softmax(q k^T scale) v of each segment: q [segments, rows, heads, head_dim], float32 or float64.
 
-    Args:
-        q: [segments, rows, heads, head_dim], float32 or float64.
-        k, v: [segments, keys, kv_heads, head_dim].
-        causal: Row i sees keys 0 to i; otherwise all.
+    k and v are [segments, keys, kv_heads, head_dim]. If causal, row i sees keys 0 to i; otherwise all.
     """
     segments, kv_heads = k.shape[0], k.shape[2]
     # The kernel's batch is the KV heads of all segments, its heads are those of each: views, for one segment.

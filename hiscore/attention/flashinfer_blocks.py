@@ -1,9 +1,8 @@
 """FlashInfer's FlashAttention 3 over pages in blocks of 128 keys, the size that it uses over contiguous rows.
 
 Over pages the library adds up 96 keys of heads of 128 at once. With the blocks that it has over rows, a prompt has
-the same bits by both, and forwards of one whole prompt need no pages (`flashinfer_rows`). The library compiles its
-kernels for any type that says what attention computes (`jit_args`). The size of a block is a constant of a type,
-which here has another value for a type of our own.
+the same bits by both, and forwards of one whole prompt need no pages (`flashinfer_rows`). The size of a block is a
+constant of the type that says what attention computes: a type of our own has another value (`jit_args`).
 """
 
 import torch
@@ -32,10 +31,7 @@ struct AttentionKernelTraits<false, 128, 128, 128, 96, 2, Q, KV, O, Id, WideBloc
 
 
 def jit_args(dtype: torch.dtype) -> list[object]:
-    """Arguments with which FlashInfer's wrapper compiles; its `run` then takes the logits' scale as the last one.
-
-    Args:
-        dtype: Dtype of queries, keys, values and outputs, 16 bits.
+    """Arguments with which FlashInfer's wrapper compiles for a dtype of 16 bits; `run` then takes the scale last.
 
     Source: flashinfer.jit.gen_customize_batch_prefill_module
     """

@@ -72,7 +72,7 @@ class FlashInferAttention:
         return self._over_rows if rows >= MIN_ROWS else None
 
     def drop_rows(self) -> None:
-        """Attend to whole prompts over pages, too. Before anything is captured."""
+        """Attend to whole prompts over pages, too; call it before anything is captured."""
         self._over_rows = None
 
     def _find_rows(self, workspace: Tensor, max_rows: int) -> FlashInferRows | None:
@@ -110,9 +110,7 @@ class FlashInferAttention:
     def plan(self, forward: Forward) -> None:
         """Set what `attend`, captured or not, attends to from now on, on the current stream.
 
-        Args:
-            forward: Each group is one segment. A context is in whole pages of slots that follow each other, and so
-                are a segment's own slots behind it.
+        Each group is one segment. Contexts, and a segment's own slots, are in whole pages of consecutive slots.
         """
         self._plan(forward.cu_seqlens, *page_tables(forward, self._page_size))
 
@@ -167,11 +165,7 @@ def _first_line(error: Exception) -> str:
 
 
 def page_tables(forward: Forward, page_size: int) -> tuple[list[Int32], Int64]:
-    """Tables of the pages that hold each group's keys and values.
-
-    Returns:
-        The pages of each group, int32 [pages], and how many tokens they hold, int64 [groups].
-    """
+    """Pages that hold each group's keys and values, int32 [pages]; and the tokens in them, int64 [groups]."""
     slots = [
         np.concatenate((group.context_slots, forward.slot_mapping[group.first_row : group.last_row]))
         for group in forward.groups
@@ -199,7 +193,7 @@ def choose_prefill_attention(
     device: torch.device,
     sizes: PagedSizes,
 ) -> FlashInferAttention | None:
-    """Take FlashInfer if it can be used; None: our own kernel. For the arguments see `FlashInferAttention`."""
+    """Take FlashInfer if it can be used; None: our own kernel."""
     if device.type != "cuda":
         return None
     if reason := why_not(shape, dtype, device):

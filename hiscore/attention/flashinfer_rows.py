@@ -19,10 +19,9 @@ MIN_ROWS = 2_048
 
 
 class FlashInferRows:
-    """`Attention` over the prompt that was planned last.
+    """`Attention` over the prompt that was planned last, in 16 bits.
 
     Args:
-        dtype: Dtype of queries, keys and values, 16 bits.
         workspace: uint8 on the GPU, which may be shared.
         max_rows: Rows of a forward, with its padding.
     """
@@ -47,10 +46,8 @@ class FlashInferRows:
     def plan(self, tokens: int, rows: int) -> None:
         """Set what `attend`, captured or not, attends to from now on, on the current stream.
 
-        Args:
-            tokens: Tokens of the prompt: the first rows.
-            rows: With padding, which attends to itself. The prompt's last rows multiply its values by zero, so it
-                must be finite if the prompt is: it repeats the first token.
+        The prompt's tokens are the first rows, and padding attends to itself. The prompt's last rows multiply the
+        padding's values by zero, so these must be finite if the prompt is: padding repeats the first token.
         """
         self._uploaded.synchronize()  # as in `FlashInferAttention`
         edges = torch.from_numpy(np.array([0, tokens, rows], np.int32))

@@ -14,14 +14,7 @@ LENGTHS_BYTES = 2**17
 
 @dataclass(frozen=True)
 class PagedSizes:
-    """Limits of a prefill forward.
-
-    Attributes:
-        page_size: Tokens in a page of the pool.
-        pages: Pages of the longest segment and its context.
-        max_rows: Tokens of a forward at most.
-        max_segments: Segments of a forward at most.
-    """
+    """Limits of a prefill forward; `pages` hold the longest segment and its context."""
 
     page_size: int
     pages: int

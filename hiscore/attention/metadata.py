@@ -28,7 +28,7 @@ class SegmentGroup(NamedTuple):
     own_slots: Int64 = NO_SLOTS
     """[M]: the pool slots of the segment's own beginning. Then `context_rows` is empty."""
     window_slots: Int64 = NO_SLOTS
-    """[N]: as `context_slots`, in layers that keep a window only: what is before it is not there any more."""
+    """[N]: like `context_slots`, in layers that keep a window only: earlier tokens are not there any more."""
 
 
 class Forward(NamedTuple):
@@ -39,7 +39,7 @@ class Forward(NamedTuple):
     """int32 [T]: each item continues the positions of its query, wherever its rows are in the forward."""
     cu_seqlens: Int32  # int32 [segments + 1]: segment s has rows cu_seqlens[s] to cu_seqlens[s + 1]
     groups: tuple[SegmentGroup, ...]
-    """They cover all rows, in order."""
+    """Groups cover all rows, in order."""
     slot_mapping: Int64  # int64 [T]: the pool slot of each row's key and value, or `NO_SLOT`
     scored_rows: Int64
     """int64 [R]: the rows read out, one for each item; empty items share their query's last row."""

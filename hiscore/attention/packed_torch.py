@@ -2,7 +2,7 @@
 
 The rows of a group attend to their context together, and each segment to itself: see `flash_torch`. Where a soft
 cap or a window is in the way of the flash kernel, logits are computed as such, by segments of one length together.
-A long segment is then cut into pieces, with the earlier pieces in the context of the later ones. That is the same
+A long segment is then cut into pieces, with the earlier pieces in the context of the later ones: the same
 attention in bounded memory.
 """
 
@@ -28,8 +28,6 @@ MAX_WEIGHTS = 2**24
 
 @dataclass(frozen=True)
 class _ContextBatch:
-    """Segments of one length with one context."""
-
     rows: Tensor  # int64 [segments, length]
     context_slots: Tensor  # int64 [N]
     context_rows: Tensor  # int64 [M]
@@ -39,7 +37,6 @@ class _Segments:
     """The segments of a group, which share a context."""
 
     def __init__(self, group: SegmentGroup, context_slots: Int64, edges: Int64, heads: int) -> None:
-        """context_slots: of the group; edges: of all segments of the forward."""
         self.rows = slice(group.first_row, group.last_row)
         self.slots = torch.from_numpy(np.concatenate((context_slots, group.own_slots)))
         self.context_rows = group.context_rows
@@ -157,16 +154,7 @@ class TorchAttention:
         own_k: Tensor,
         own_v: Tensor,
     ) -> Tensor:
-        """Attend from n segments of m rows to a shared context of p tokens and to themselves.
-
-        Args:
-            q: [n, m, heads, d].
-            context_k, context_v: [p, kv_heads, d].
-            own_k, own_v: [n, m, kv_heads, d].
-
-        Returns:
-            [n, m, heads, d].
-        """
+        """Attend from q [n, m, heads, d] to a context [p, kv_heads, d] and to themselves [n, m, kv_heads, d]."""
         window, sinks = self._shape.windows[layer], self._shape.sinks
         segments, length, heads, head_dim = q.shape
         before, kv_heads = context_k.shape[:2]

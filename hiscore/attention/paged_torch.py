@@ -23,14 +23,7 @@ def paged_attention(
     value_dim: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's position.
-
-    Args:
-        q, tokens, pages, positions, window, value_dim, sinks: See `paged_triton.paged_attention`.
-        counts: int32 [R, kv_heads], pages per list; 0 for padding.
-
-    Returns:
-        [R, heads, value_dim or head_dim]; zeros for a row without pages.
+    """Compute `paged_triton.paged_attention` in PyTorch; a row without pages gets zeros.
 
     Raises:
         ValueError: Heads of one row have lists of different lengths.
@@ -56,15 +49,7 @@ def paged_attention(
 
 
 def _gathered(in_pages: Tensor, pages: Tensor) -> Tensor:
-    """Copies of listed pages, laid out alike whether the heads share a list or not.
-
-    Args:
-        in_pages: [pages, page_size, C, kv_heads, head_dim].
-        pages: int32 [kv_heads, K].
-
-    Returns:
-        [K, page_size, C, kv_heads, head_dim].
-    """
+    """Copies of listed pages, laid out alike whether the heads share a list or not."""
     if bool((pages == pages[:1]).all()):
         return in_pages.index_select(0, pages[0])
     out = in_pages.new_empty((pages.shape[1], *in_pages.shape[1:]))

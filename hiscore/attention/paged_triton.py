@@ -24,12 +24,7 @@ COMBINED = 32
 
 @dataclass(frozen=True)
 class SplitLaunch:
-    """Block sizes of a launch.
-
-    Attributes:
-        m: Query heads at a time.
-        n: Tokens at a time.
-    """
+    """Block sizes of a launch: m query heads and n tokens at a time."""
 
     m: int
     n: int
@@ -67,24 +62,21 @@ def paged_attention(
 ) -> Tensor:
     """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's position.
 
+    The result is [R, heads, value_dim]; rows without pages, padding included, are not written.
+
     Args:
         q: [R, heads, head_dim].
         tokens: [slots, C, kv_heads, head_dim]: a key and a value (C = 2) or a latent (C = 1).
         pages: int32 [R, kv_heads, K], pages of `tokens`; a list's last page contains the row's position.
             by_sequence: a block table [max_sequences, K].
-        counts: int32 [R, kv_heads], pages per list; [R, 1] where all heads have the same.
-        seq_indices: int32 [R], -1 for padding.
-        positions: int32 [R], 0 for padding.
+        counts: int32 [R, kv_heads], pages per list, 0 for padding; [R, 1] where all heads have the same.
+        seq_indices, positions: int32 [R], -1 and 0 for padding.
         max_tokens: Tokens of the longest list; sets the grid.
         window: Attend only to this many of the last tokens of a list; None: to all.
-        value_dim: Leading channels of a latent that are its value.
+        value_dim: Leading channels of a latent that are its value; None: all of head_dim.
         sinks: float32 [heads], see `AttentionShape`.
-        by_sequence: True if `pages` is a block table.
         chained: See `gemv.pdl_launch_kwargs`; a block table then lists every page of a sequence.
         wait: Called before pages that are listed as ~page are read; None: there are none. The bits are the same.
-
-    Returns:
-        [R, heads, value_dim or head_dim]; uninitialised for rows without pages, padding included.
     """
     (rows, heads, head_dim), (_, parts, kv_heads, _) = q.shape, tokens.shape
     ahead = chained and by_sequence and parts == 2

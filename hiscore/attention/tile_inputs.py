@@ -12,12 +12,12 @@ HEADER = 4
 ALL_SCORED = -1
 """Count of scored rows that says: any tile may hold one, and the rows are not listed."""
 GROUP_FIELDS = 8
-"""A group's first tile; begin and end of its rows, its context's slots, its context's rows; how many of the slots
-hold the beginning of the segment itself, the last of them."""
+"""A group's first tile; begin and end of its rows, its context's slots, its context's rows; and the number of
+the last slots, which hold the beginning of the segment itself."""
 TILE_FIELDS = 11
-"""Begin and end of: the tile's rows, its context's slots, its context's rows. How many of the slots hold the
-beginning of the segment itself. Begin and end of: a segment with more keys than a tile has rows, the columns of
-the other segments."""
+"""Begin and end of the tile's rows, its context's slots, its context's rows; the number of slots that hold the
+beginning of the segment itself; begin and end of a segment with more keys than a tile has rows, and of the
+columns of the other segments."""
 BLOCK = 32
 """Keys that the kernel adds up at once."""
 NO_KEY = -1
@@ -25,13 +25,10 @@ NO_KEY = -1
 
 
 class Description(NamedTuple):
-    """A forward's groups and segments.
+    """A forward's groups, int32 [groups, GROUP_FIELDS], and segments, whose edges are int32 [segments + 1].
 
-    Attributes:
-        groups: int32 [groups, GROUP_FIELDS].
-        edges: int32 [segments + 1]: where each segment begins, and the last one ends.
-        context_slots: int32 [N]: the pool slots of all contexts, group after group, each with the group's own
-            slots behind it.
+    `context_slots`, int32 [N], are the pool slots of all contexts, group after group, each with the group's own
+    slots behind it.
     """
 
     tiles: int
@@ -46,12 +43,10 @@ class Description(NamedTuple):
         return HEADER + self.groups.size + len(self.edges)
 
     def write(self, into: Int32, scored: Int32) -> None:
-        """Lay out what the kernel reads.
+        """Lay out what the kernel reads, int32 [size + len(scored)].
 
-        Args:
-            into: int32 [size + len(scored)], written.
-            scored: int32 [n]: the rows that are read, which are all that the last layer computes; empty: they are
-                too many to be listed.
+        `scored`, int32 [n], are the rows that are read, which are all that the last layer computes; empty: they
+        are too many to be listed.
         """
         groups_end = HEADER + self.groups.size
         listed = ALL_SCORED if self.scored and not len(scored) else len(scored)

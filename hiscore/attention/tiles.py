@@ -1,7 +1,6 @@
 """Cuts packed rows into tiles for attention in both directions; NumPy only.
 
-A tile is a run of consecutive rows of any segments. For attention with a context the device does
-this (`kernels.attention_tiles`).
+A tile is a run of consecutive rows of any segments. With a context, the device cuts (`kernels.attention_tiles`).
 """
 
 from typing import NamedTuple
@@ -19,7 +18,7 @@ class Tiles(NamedTuple):
     tiles: Int32
     """[tiles, 2]: begin and end of the rows of each; those that hold a row that is read come first."""
     scored: int
-    """Number of scored rows: all that the last layer computes."""
+    """Scored rows: all that the last layer computes."""
 
     @property
     def segment_starts(self) -> Int32:

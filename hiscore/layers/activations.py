@@ -10,12 +10,9 @@ SWIGLU_ALPHA = 1.702
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """act(gate) * up of gate and up side by side: [..., 2 F] to [..., F].
+    """act(gate) * up of gate and up side by side, gate first: [..., 2 F] to [..., F].
 
-    Args:
-        gate_up: Gate first.
-        activation: silu, gelu_pytorch_tanh, gelu, or GPT-OSS's clamped_swiglu (source: transformers'
-            `GptOssExperts._apply_gate`).
+    Source: `GptOssExperts._apply_gate` of transformers, for clamped_swiglu.
     """
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == CLAMPED_SWIGLU:

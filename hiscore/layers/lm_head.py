@@ -62,7 +62,6 @@ class LMHead:
             weight: [vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier; of several ranks, each
                 has its share of the vocabulary.
             bias: float32 [labels], of a classifier that has one.
-            group: The ranks; None: there are no others.
             vocabulary: Tokens of all ranks; None: as many as there are rows.
         """
         self._weight, self._bias = weight, bias
@@ -74,14 +73,7 @@ class LMHead:
         self._kept = Kept()
 
     def label_logits(self, labels: Int32 | None, uploads: Uploads) -> Callable[[Tensor], Tensor]:
-        """Logits of some labels.
-
-        Args:
-            labels: int32 [labels], token ids; None: all rows of the head.
-
-        Returns:
-            Function of hidden, [R, hidden]: float32 [R, labels].
-        """
+        """Return a function of hidden, [R, hidden], to logits of some labels (None: all), float32 [R, labels]."""
         if labels is not None and len(labels) <= FEW_LABELS and self._weight.is_cuda:
             from hiscore.kernels.pair_products import multiply_by_each
 
@@ -115,16 +107,11 @@ class LMHead:
     def probabilities(
         self, groups: Sequence[tuple[int, Int32]], uploads: Uploads
     ) -> Callable[[Tensor], list[Tensor]]:
-        """Probabilities of some labels over the whole vocabulary.
+        """Return a function of hidden, [R, hidden], to each group's probabilities, float32 [rows, labels].
 
+        A group is a count of rows and their labels, int32 [labels]. Probabilities are over the whole vocabulary.
         Labels and normaliser come from the same logits, less the same maximum: two products that round differently
         would give probabilities above 1.
-
-        Args:
-            groups: Count of rows with the same labels, and those, int32 [labels]; in order, of R rows together.
-
-        Returns:
-            Function of hidden, [R, hidden]: float32 [rows, labels] for each group.
         """
         ends = np.cumsum([rows for rows, _ in groups]).tolist()
         columns = [self._place(labels, uploads) for _, labels in groups]
@@ -142,16 +129,9 @@ class LMHead:
         return compute
 
     def pair_logits(self, rows: Int64, labels: Int32, uploads: Uploads) -> Callable[[Tensor], Tensor]:
-        """Logits of pairs of a row and a label.
+        """Return a function of hidden, [R, hidden], to logits of n pairs of a row and a label, float32 [n].
 
-        Each is the same to the bit whatever the other pairs are: see `pair_products`.
-
-        Args:
-            rows: int64 [n].
-            labels: int32 [n].
-
-        Returns:
-            Function of hidden, [R, hidden]: float32 [n].
+        Each logit is the same to the bit whatever the other pairs are: see `pair_products`.
         """
         row, (label, held) = self._kept.add(rows, uploads), self._place(labels, uploads)
 
@@ -162,15 +142,7 @@ class LMHead:
         return compute
 
     def pair_probabilities(self, rows: Int64, labels: Int32, uploads: Uploads) -> Callable[[Tensor], Tensor]:
-        """Probabilities of pairs of a row and a label, over the whole vocabulary: see `probabilities`.
-
-        Args:
-            rows: int64 [n], ascending.
-            labels: int32 [n].
-
-        Returns:
-            Function of hidden, [R, hidden]: float32 [n].
-        """
+        """Return `pair_logits` as probabilities over the whole vocabulary; rows ascend."""
         last = int(rows[-1]) + 1 if len(rows) else 0
         edges = np.searchsorted(rows, np.arange(0, max(last, 1) + ROW_SLICE, ROW_SLICE))
         places = [
@@ -188,10 +160,7 @@ class LMHead:
         return compute
 
     def _powers(self, hidden: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each slice of rows: its first row, exp(logits - maximum) [rows, vocabulary], sums [rows, 1].
-
-        Of several ranks, each has its own part of the vocabulary, and the maximum and the sums of all.
-        """
+        """Yield slices: first row, exp(logits - maximum) [rows, vocabulary], and sums of all ranks [rows, 1]."""
         start = 0
         for rows_at_once in hidden.split(ROW_SLICE):
             logits = self._capped(self._product(rows_at_once))
@@ -200,7 +169,6 @@ class LMHead:
             start += len(rows_at_once)
 
     def _product(self, hidden: Tensor) -> Tensor:
-        """hidden weight^T, with sums and result in float32 at least."""
         if hidden.dtype in (torch.float32, torch.float64):
             return linear(hidden, self._weight)
         if hidden.is_cuda:

@@ -33,15 +33,7 @@ def shared_mlp(mlp: Mlp, h: Tensor, activation: str) -> Tensor:
 
 
 def route(w: Experts, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose the experts of each token.
-
-    Args:
-        logits: float32 [T, E], of the router.
-
-    Returns:
-        int64 [T, per_token]: experts.
-        float32 [T, per_token]: their weights.
-    """
+    """Choose experts by the router's logits, float32 [T, E]; return them and their weights, [T, per_token]."""
     how = w.routing
     if how.sigmoid:
         return _route_by_sigmoid(w, logits)
@@ -66,14 +58,9 @@ def _route_by_sigmoid(w: Experts, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def looped(w: Experts, h: Tensor, chosen: Tensor) -> Tensor:
-    """The output of each token's experts, expert by expert: the host must know which rows an expert has.
+    """The output of each token's experts, [T, per_token, hidden], zeros for experts that other ranks hold.
 
-    Args:
-        h: [T, hidden].
-        chosen: int64 [T, per_token].
-
-    Returns:
-        [T, per_token, hidden]; zeros for experts that other ranks hold.
+    The host must know the rows of each expert, so experts are computed one by one.
     """
     each = h.new_zeros((*chosen.shape, h.shape[1]))
     chosen = chosen - w.first

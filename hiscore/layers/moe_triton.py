@@ -1,7 +1,4 @@
-"""`moe` on CUDA, by the kernels of `hiscore.kernels.experts`.
-
-Nothing waits for the host, and no shape depends on data.
-"""
+"""`moe` on CUDA, by the kernels of `experts`: nothing waits for the host, no shape depends on data."""
 
 import torch
 import triton
@@ -34,16 +31,11 @@ FLOAT32 = Tile(16, 32, 32, warps=4, stages=2)
 FP8_STEP = Tile(16, 64, 128, warps=4, stages=4)
 FP8_PREFILL = Tile(64, 128, 128, warps=8, stages=3)
 FP8_LARGE_PREFILL = Tile(128, 64, 128, warps=8, stages=3)
-"""These three have not been timed yet."""
+"""Tile that has not been timed yet, like the two below."""
 
 
 def moe(w: Experts, h: Tensor, step: bool = False) -> Tensor:
-    """Routed and shared experts, [T, hidden] to [T, hidden].
-
-    Args:
-        h: [T, hidden].
-        step: True if it is a decode step.
-    """
+    """Routed and shared experts, [T, hidden] to [T, hidden]; a decode step has tiles of its own."""
     chosen, weights = route(w, router_logits(w, h))
     each = expert_outputs(w, h, chosen, step)
     out = torch.empty_like(h)
@@ -71,15 +63,7 @@ def router_logits(w: Experts, h: Tensor) -> Tensor:
 
 
 def expert_outputs(w: Experts, h: Tensor, chosen: Tensor, step: bool = False) -> Tensor:
-    """The output of each token's experts.
-
-    Args:
-        h: [T, hidden].
-        chosen: int64 [T, per_token].
-
-    Returns:
-        [T, per_token, hidden]; zeros for experts that other ranks hold.
-    """
+    """The output of each token's experts, [T, per_token, hidden]; zeros for experts that other ranks hold."""
     (count, hidden, width), pairs = w.down.shape, chosen.numel()
     tile = _tile(w, h.dtype, step, pairs >= MANY * count)
     inner = torch.empty((pairs, width), dtype=h.dtype, device=h.device)
@@ -107,14 +91,7 @@ def _tile(w: Experts, dtype: torch.dtype, step: bool, many: bool) -> Tile:
 
 
 def _sorted_pairs(w: Experts, chosen: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Sort pairs of a token and an expert that is held; there must be some.
-
-    Args:
-        chosen: int64 [T, per_token].
-
-    Returns:
-        int32 [pairs] and [tiles, 3]; see `kernels.experts.sort_pairs`.
-    """
+    """Sort pairs of a token and a held expert, of which there must be some; see `kernels.experts.sort_pairs`."""
     count, pairs = len(w.down), chosen.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
     # Of pairs whose expert another rank holds, no tile is written.

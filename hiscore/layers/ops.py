@@ -29,16 +29,13 @@ class Ops(Protocol):
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
     ) -> tuple[Tensor, Any]:
-        """Look up token embeddings and normalise them for the first layer.
+        """Look up embeddings and normalise them for the first layer; returns x and h.
 
         Args:
             ids: int32 [T].
             table: [vocabulary, hidden].
             scale: Multiplies the embeddings.
             weight: [hidden], of the first layer's input norm; None where the family has none.
-
-        Returns:
-            x and h.
         """
         ...
 
@@ -56,9 +53,8 @@ class Ops(Protocol):
         Args:
             rope: Rotary tables of this layer; None: it does not rotate.
             qkv: [T, (heads + 2 kv_heads) head_dim], updated in place.
-            positions: int32 [T].
+            positions, slot_mapping: int32 [T]; a slot of -1 writes no key and value.
             pool: [slots, 2, kv_heads, head_dim], updated in place.
-            slot_mapping: int32 [T]: the slot of each row's key and value, -1 to write none.
         """
 
     def add_norm(
@@ -69,16 +65,10 @@ class Ops(Protocol):
         weight: Tensor | None,
         fp8: bool = False,
     ) -> Any:
-        """Add a block's output to the residual stream and normalise the sum for the next block.
+        """Add a block's output to x, in place, and normalise the sum for the next block: h.
 
-        Args:
-            x: Updated in place.
-            update: [T, hidden].
-            post_weight: [hidden], of a norm of `update` itself; None where the family has none.
-            weight: [hidden]; None: h is the sum itself.
-
-        Returns:
-            h.
+        `post_weight` is of a norm of the output, [T, hidden], itself; None where the family has none. Without
+        `weight`, h is the sum itself.
         """
         ...
 
@@ -96,7 +86,7 @@ class Ops(Protocol):
         weight: Tensor | None,
         fp8: bool = False,
     ) -> Any:
-        """`add_norm` of a projection of h, [T, in] to [T, hidden]. The result is only for `project` and `gate`."""
+        """`add_norm` of a projection of h, [T, in] to [T, hidden]; the result is only for `project` and `gate`."""
         return self.add_norm(x, self.reduce(self.project(projection, h)), post_weight, weight, fp8)
 
     def reduce(self, partial: Tensor) -> Tensor:
@@ -104,14 +94,7 @@ class Ops(Protocol):
         return partial
 
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
-        """act(gate) * up of a joint projection to gate and up.
-
-        Args:
-            projection: [T, in] to [T, 2 F], gate first.
-
-        Returns:
-            [T, F].
-        """
+        """act(gate) * up of a joint projection to gate and up, [T, in] to [T, 2 F], gate first: [T, F]."""
         return self.activate(self.project(projection, h), fp8)
 
     def experts(self, experts: Experts, h: Tensor) -> Tensor:

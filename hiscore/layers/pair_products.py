@@ -11,17 +11,7 @@ PRODUCTS_AT_ONCE = 2**24
 
 
 def multiply_pairs(x: Tensor, weight: Tensor, rows: Tensor, chosen: Tensor) -> Tensor:
-    """Multiply rows of x by rows of weight, pair by pair.
-
-    Args:
-        x: [R, width].
-        weight: [N, width].
-        rows: int32 [n], of x.
-        chosen: int32 [n], of weight.
-
-    Returns:
-        float32 [n].
-    """
+    """Multiply rows of x [R, width] by chosen rows of weight [N, width], pair by pair (int32 [n]): float32 [n]."""
     if x.is_cuda:
         from hiscore.kernels import pair_products
 

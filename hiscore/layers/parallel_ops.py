@@ -20,11 +20,9 @@ from hiscore.parallel.group import Group
 
 @dataclass(frozen=True)
 class WideNorms:
-    """Norms over all heads of q, and over all of k, of which a rank has some.
+    """Norms over all heads of q, and over all of k, of which a rank has some; widths are of all heads.
 
-    Attributes:
-        q_width, k_width: Numbers of all heads.
-        k_copies: Ranks that have each head of k.
+    `k_copies` ranks have each head of k.
     """
 
     q_width: int
@@ -44,12 +42,7 @@ class ParallelOps(Ops):
         head_dim: int,
         wide_norms: WideNorms | None,
     ) -> None:
-        """Wrap the operations of a device.
-
-        Args:
-            vocabulary: The tokens whose embeddings the rank has.
-            wide_norms: The norms of q and k where the family has them over all heads.
-        """
+        """Wrap the operations of a device; `vocabulary` are the tokens whose embeddings the rank has."""
         self._inner, self._group = inner, group
         self._vocabulary = vocabulary
         self._q, self._k = heads * head_dim, kv_heads * head_dim

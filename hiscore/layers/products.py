@@ -21,15 +21,10 @@ def onednn_has_bfloat16() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias.
+    """x weight^T + bias: x [..., in], weight [out, in].
 
     On a CPU that is oneDNN's product. PyTorch's own takes that for bfloat16, but MKL's for float32, which computes
     as for AVX2 on processors of other makers: half as fast on an EPYC 9005.
-
-    Args:
-        x: [..., in].
-        weight: [out, in].
-        bias: [out].
     """
     if x.device.type == "cpu" and x.dtype in ONEDNN_DTYPES and torch.backends.mkldnn.is_available():
         if x.dtype == torch.bfloat16 and not onednn_has_bfloat16():

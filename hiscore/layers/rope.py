@@ -21,10 +21,9 @@ def context_length(config: Any) -> int:
 
 
 def original_context(config: Any) -> int | None:
-    """The longest sequence that longrope's short factors are for; longer ones have other frequencies throughout.
+    """The longest sequence that longrope's short factors are for; None: no longrope.
 
-    Returns:
-        None: no longrope.
+    Longer sequences have other frequencies throughout.
     """
     rope = config.rope_parameters
     return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
@@ -33,11 +32,9 @@ def original_context(config: Any) -> int | None:
 class Rope:
     """Tables of one kind of rotary embedding. A pair is a dimension of a head's first half and one of its second.
 
-    Attributes:
-        cos, sin: float32 [length, head_dim / 2], with the scaling's attention factor. Pairs beyond the rotated
-            dimensions stay as they are. With longrope, if `length` exceeds the original context, [2 length, ...]:
-            the second half is for sequences that do.
-        query_scales: float32 [length], multiplies rotated queries; None: nothing does.
+    `cos` and `sin` are float32 [length, head_dim / 2], with the scaling's attention factor. Pairs beyond the
+    rotated dimensions stay as they are. With longrope, if `length` exceeds the original context, they are [2
+    length, ...]: the second half is for sequences that exceed it, too. `query_scales` are float32 [length].
     """
 
     query_scales: Tensor | None = None
@@ -57,7 +54,7 @@ class Rope:
         Args:
             kind: Key of rope_parameters where layers have different ones, else None.
             head_dim: Dimensions of a head, or of that part of it which has positions.
-            rotated_dim: Number of dimensions that are rotated; None: all.
+            rotated_dim: Dimensions that are rotated; None: all.
             scale_queries: True if queries beyond the original context are scaled, as in Llama 4.
         """
         parameters = config.rope_parameters[kind] if kind else config.rope_parameters
@@ -87,16 +84,10 @@ class Rope:
 
 
 def rotary_order(head_dim: int, rotated_dim: int, interleaved: bool) -> Tensor | None:
-    """Order of a head's dimensions that puts one of each rotary pair into either half.
+    """Order of a head's dimensions that puts one of each rotary pair into either half, int64 [head_dim].
 
-    Scores of queries with keys stay the same if both are reordered, so it is done once, to the weights.
-
-    Args:
-        rotated_dim: The first ones, which are rotated.
-        interleaved: A checkpoint's pairs are neighbours instead of the two halves of what is rotated.
-
-    Returns:
-        int64 [head_dim], or None if nothing is to be done.
+    Scores of queries with keys stay the same if both are reordered, so it is done once, to the weights. The first
+    `rotated_dim` dimensions are rotated, and interleaved pairs are neighbours. None: nothing is to be done.
     """
     rotated, rest = torch.arange(rotated_dim), torch.arange(rotated_dim, head_dim)
     first, second = (rotated[0::2], rotated[1::2]) if interleaved else rotated.chunk(2)

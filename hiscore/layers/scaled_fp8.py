@@ -40,15 +40,7 @@ class ScaledLinear:
 
 
 def multiply(x: Tensor, values: Tensor, scales: Scales) -> Tensor:
-    """x weight^T in PyTorch: what the CPU computes and the kernels are tested against.
-
-    Args:
-        x: [rows, in].
-        values: float8_e4m3fn [out, in].
-
-    Returns:
-        [rows, out], in x's dtype.
-    """
+    """x weight^T in PyTorch: what the CPU computes and the kernels are tested against."""
     rounded, of_rows = quantise(x, scales.columns, scales.powers_of_two)
     each = of_rows.repeat_interleave(scales.columns, dim=1)[:, : x.shape[1]]
     return ((rounded.float() * each) @ dequantise(values, scales).T).to(x.dtype)
@@ -62,16 +54,9 @@ def dequantise(values: Tensor, scales: Scales) -> Tensor:
 
 
 def quantise(x: Tensor, columns: int, powers_of_two: bool) -> tuple[Tensor, Tensor]:
-    """Round each row's blocks of columns, scaled so that none exceeds float8's largest number.
+    """Round each row's blocks of columns to float8_e4m3fn, scaled so that none exceeds its largest number.
 
-    Args:
-        x: [rows, width].
-        columns: Columns of a block; the last may have fewer.
-        powers_of_two: True if scales are rounded up to the next.
-
-    Returns:
-        float8_e4m3fn [rows, width].
-        float32 [rows, blocks]: scales.
+    The last block may have fewer columns. Scales, float32 [rows, blocks], may be rounded up to powers of two.
     """
     rows, width = x.shape
     blocks = -(-width // columns)

@@ -24,11 +24,7 @@ class StepProducts:
 
     @classmethod
     def of(cls, layers: Sequence[LayerWeights], on_hopper: bool) -> "StepProducts":
-        """Choose the fastest for a model: one kernel for all products of a step.
-
-        Args:
-            on_hopper: The GPU has the tensor cores and the shared memory of a Hopper.
-        """
+        """Choose the fastest for a model: one kernel for all products of a step."""
         if not on_hopper or not all(_fit(layer, pipelined_products.fits) for layer in layers):
             return cls()
         # Tensor cores read a weight as fast for several rows as for one.
@@ -46,16 +42,9 @@ class StepProducts:
     def multiply(
         self, projection: Projection, h: Any, chained: bool, gelu: int | None = None
     ) -> Tensor | None:
-        """A projection of h, or None where a library is as fast.
+        """A projection of h [rows, in], or None where a library is as fast; see `gemv.multiply`.
 
-        Args:
-            projection: [out, in]; with gelu not None [2 out, in], of gate and up.
-            h: [rows, in], a Tensor; for `gemv` also a `gemv.Normed`.
-            chained: See `gemv.pdl_launch_kwargs`.
-            gelu: See `gemv.multiply`.
-
-        Returns:
-            [rows, out].
+        For `gemv`, h may be a `gemv.Normed`.
         """
         if not isinstance(projection, Linear) or (gelu is not None and projection.bias is not None):
             return None

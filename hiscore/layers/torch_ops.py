@@ -19,7 +19,6 @@ class TorchOps(Ops):
     def __init__(
         self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str, centred: bool = False
     ) -> None:
-        """centred: All norms are layer norms instead of RMS norms."""
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps, self._centred = eps, centred
         self._activation = activation

@@ -46,8 +46,7 @@ class TritonOps(Ops):
     """`Ops` on CUDA, one kernel for each operation.
 
     Given `step_products`, few rows are computed by other programs, whose sums differ from those that the same row
-    gets among many: those of a decode step may, those of a prefill, whose scores must not depend on its batch, may
-    not.
+    gets among many. That is for decode steps alone: a prefill's scores must not depend on its batch.
     """
 
     def __init__(

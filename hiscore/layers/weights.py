@@ -69,11 +69,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Experts:
-    """A layer's router and experts, each an MLP of F neurons.
-
-    The router is for all E experts. Of a model on several ranks, each holds some of them, and so of the tensors
-    gate_up, down and their biases.
-    """
+    """A layer's router, for all E experts, and the experts that a rank holds, each an MLP of F neurons."""
 
     routing: Routing
     activation: str
@@ -98,19 +94,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer; norms that the family does not have are None.
+    """One layer. Norms are float32 [hidden], or None where the family has none.
 
-    Attributes:
-        input_norm: float32 [hidden], for the input of attention.
-        qkv: [(heads + 2 kv_heads) head_dim, hidden].
-        q_norm, k_norm: float32 [head_dim]: of each head; [heads, head_dim] and [kv_heads, head_dim]: of each head,
-            with weights of its own; [heads head_dim] and [kv_heads head_dim]: of all heads together.
-        sinks: float32 [heads], see `attention.base.AttentionShape`.
-        output: [hidden, heads head_dim].
-        post_attention_norm: float32 [hidden], for the output of attention.
-        mlp_norm: float32 [hidden], for the input of the MLP.
-        mlp: Or experts.
-        post_mlp_norm: float32 [hidden], for the output of the MLP.
+    qkv is [(heads + 2 kv_heads) head_dim, hidden], output [hidden, heads head_dim], sinks float32 [heads]. q_norm
+    and k_norm are [head_dim]: of each head; [heads, head_dim] and [kv_heads, head_dim]: of each head, with weights
+    of its own; [heads head_dim] and [kv_heads head_dim]: of all heads together.
     """
 
     input_norm: Tensor | None
