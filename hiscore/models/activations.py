@@ -4,11 +4,7 @@ from hiscore.models.config import Architecture
 
 
 def activation_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
-    """The most that is alive at once in the loop over layers: in attention, or in the MLP.
-
-    Args:
-        rows: Tokens of one forward.
-    """
+    """The most bytes alive at once in the loop over layers, in attention or the MLP, for so many rows."""
     attended = a.heads * a.head_dim
     attention = attended + 2 * a.kv_heads * a.head_dim + attended + a.hidden_size
     mlp = 3 * a.intermediate_size + a.hidden_size  # gate, up and their product; the last projection
@@ -28,9 +24,5 @@ def output_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
 
 
 def head_bytes(a: Architecture, rows: int) -> int:
-    """Bytes of the normaliser over the vocabulary: float32 logits of some rows, three times over.
-
-    Args:
-        rows: With logits at once.
-    """
+    """Bytes of the normaliser over the vocabulary: float32 logits of rows in one slice, three times over."""
     return 0 if a.is_classifier else 3 * 4 * rows * a.vocab_size

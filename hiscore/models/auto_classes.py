@@ -2,8 +2,8 @@
 
 AutoTokenizer is defined beside the classes that find models, in files that import the mixin of models that
 generate: with it come torch._dynamo and torch.distributed.tensor, a second of processor time and 90 MB in every
-process of a model. The mixin serves only models whose code comes with their checkpoint there, and no such code is
-ever run. The class of a config imports those files, too.
+process of a model. The mixin serves only models whose code comes with their checkpoint, and no such code is ever
+run. The class of a config imports those files, too.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Rows of the table of families (`models/families.py`) whose blocks are put together in another way than Llama's.
+"""Rows of the table of families (`models/families.py`) with other blocks than Llama's.
 
 Llama normalises the input of attention and that of the MLP, and has one after the other.
 """

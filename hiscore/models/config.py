@@ -80,10 +80,7 @@ class Architecture:
 
 
 def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[Architecture, Any]:
-    """Read a checkpoint's config.
-
-    Returns:
-        The `Architecture`, and transformers' config for the rope parameters.
+    """Read a checkpoint's config; returns transformers' config, too, for the rope parameters.
 
     Raises:
         UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.

@@ -11,11 +11,7 @@ from hiscore.models.text_towers import TEXT_TOWERS
 
 
 def read_config(checkpoint: Path) -> Any:
-    """transformers' config of a checkpoint.
-
-    Raises:
-        UnsupportedCheckpoint: transformers refuses it.
-    """
+    """Read transformers' config of a checkpoint, or raise `UnsupportedCheckpoint` if transformers refuses it."""
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
         if getattr(of_texts(config), "rope_parameters", None):
@@ -39,11 +35,7 @@ def malformed_refused() -> Iterator[None]:
 
 
 def check_sizes(sizes: Mapping[str, Any]) -> None:
-    """Refuse sizes that no tensor can have.
-
-    Raises:
-        UnsupportedCheckpoint: One of them is no positive whole number.
-    """
+    """Raise `UnsupportedCheckpoint` if a size is no positive whole number."""
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
             raise UnsupportedCheckpoint(f"{name} is {size!r}, not a positive whole number")

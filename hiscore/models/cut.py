@@ -16,12 +16,7 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Cut:
-    """Some rows and columns.
-
-    Attributes:
-        rows: Ranges of the first dimension, in order; None: all of it.
-        columns: Range of the last of two dimensions; None: all of it.
-    """
+    """Ranges of rows (the first dimension, in order) and of columns (the last of two); None: all of it."""
 
     rows: tuple[slice, ...] | None = None
     columns: slice | None = None
@@ -37,12 +32,7 @@ class Cut:
         return torch.cat([stored[part, self.columns] for part in rows])
 
     def within(self, begin: int, size: int) -> "Cut":
-        """The cut of one of several tensors that are one behind another, along their rows.
-
-        Args:
-            begin: Rows of those before it.
-            size: Its own rows.
-        """
+        """The cut of one of several tensors that are one behind another: its `size` rows begin at `begin`."""
         if self.rows is None:
             return self
         inside = [
@@ -70,23 +60,14 @@ def scaled(part: slice, size: int) -> slice:
 def narrowed(block: int, part: slice, size: int) -> int:
     """Columns of the blocks with one scale each that a rank has, where ranks divide blocks: the same on all ranks.
 
-    Args:
-        block: Columns of those that are stored; the last one may be shorter.
-        part: The rank's columns, as many as each of the others has.
-        size: Columns of all ranks.
+    Stored blocks have `block` columns, the last maybe fewer; `part` are the rank's columns, as many as each of the
+    others has, of `size` altogether.
     """
     return block if (part.start, part.stop) == (0, size) else gcd(block, part.start, part.stop - part.start)
 
 
 def scales_of(scales: Tensor, block: int, narrow: int, part: slice) -> Tensor:
-    """The scales of a rank's columns.
-
-    Args:
-        scales: [rows, blocks], of all columns.
-        block: Columns that each of them is for.
-        narrow: Columns that each of the result is for.
-        part: The rank's columns.
-    """
+    """The scales of a rank's columns, from [rows, blocks of `block` columns] to blocks of `narrow` columns."""
     each = scales.repeat_interleave(block // narrow, dim=1)
     return each[:, part.start // narrow : -(-part.stop // narrow)].contiguous()
 
@@ -98,11 +79,7 @@ def shape_of(stored: Any) -> Sequence[int]:
 
 
 def expert_share(name: str, experts: int, shard: Shard) -> float | None:
-    """Share of a tensor of a layer's experts that a rank loads; None: the tensor is none of theirs.
-
-    Args:
-        name: Stored name: of one expert, or of all together.
-    """
+    """Share of a tensor that a rank loads if it is of one or of all experts of a layer; None: it is not."""
     if found := EXPERT.search(name):
         held = shard.span(experts)
         return float(held.start <= int(found.group(1)) < held.stop)

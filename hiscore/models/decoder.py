@@ -140,8 +140,7 @@ class Decoder:
         """Compute all layers up to and including the last one's attention, or some of them with the same bits.
 
         Args:
-            inputs: T rows.
-            attention: Prepared for these rows.
+            inputs: T rows, for which attention is prepared.
             pool: For each layer [slots, 2, kv_heads, head_dim]; layers may have different numbers of slots.
             span: These consecutive layers; None: all.
             x: The residual stream behind the layer before them, updated in place; None: they begin with the first.
@@ -183,12 +182,7 @@ class Decoder:
     def tail(self, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
         """Compute the rest of the last layer and the final norm, only for the R rows that are read.
 
-        Args:
-            x: [R, hidden], rows of the residual stream.
-            attended: [R, heads head_dim].
-
-        Returns:
-            [R, hidden]: final hidden states.
+        The residual stream, [R, hidden], and attention's output, [R, heads head_dim], become [R, hidden].
         """
         layer = self.weights.layers[-1]
         if self.architecture.family.parallel_mlp:

@@ -23,7 +23,6 @@ def undivided(
 
     Args:
         kv_heads: Heads of keys and values: each rank has some, or one that others have, too.
-        intermediate_size: Neurons of an MLP.
         experts: Experts of a layer; None: it has none.
         shared_width: Neurons of the shared experts together, where they are divided; None: there are none.
     """
@@ -54,7 +53,7 @@ def undividable(config: Mapping[str, Any], ranks: int) -> str | None:
 
 
 def _sizes(family: DecoderFamily, config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """The sizes that the file names; in place of others, which are defaults, such as divide."""
+    """The sizes that the file names, and sizes that divide in place of those that are defaults."""
     heads = config.get("num_attention_heads") or ranks
     return {
         "heads": heads,

@@ -1,6 +1,6 @@
 """The families of encoders that are served. To add one: see `hiscore.models.families`.
 
-What their files are called is in `models/encoders/encoder.py`; nothing here imports torch.
+`models/encoders/encoder.py` has the names of their files; nothing here imports torch.
 """
 
 from hiscore.models.encoder_family import EncoderFamily, activation_rule

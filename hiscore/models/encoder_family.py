@@ -1,4 +1,4 @@
-"""The kind of family that encoders are: what their configs must satisfy.
+"""The kind of family that encoders are, and the rules that their configs must satisfy.
 
 Nothing here imports torch: the launcher reads the table before anything heavy is loaded.
 """

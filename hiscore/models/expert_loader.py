@@ -53,13 +53,7 @@ def read_experts(
     names: ExpertNames,
     held: slice | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Read the weights of experts.
-
-    Args:
-        held: Experts to read; None: all.
-
-    Returns:
-        [E, 2 F, hidden], gate first, and [E, hidden, F].
+    """Read the weights of held experts (None: all): [E, 2 F, hidden], gate first, and [E, hidden, F].
 
     Raises:
         UnsupportedCheckpoint: See `load_experts`.

@@ -9,7 +9,7 @@ from hiscore.models.support import CheckpointFacts, context_limit, is_classifier
 
 
 def generation_context(checkpoint: Path, max_context: int | None) -> int | None:
-    """The setting MAX_CONTEXT as it is for generation: with longrope the original context at most.
+    """Return the setting MAX_CONTEXT for generation: with longrope the original context at most.
 
     A sequence that grows beyond it would have to be computed again from its first token, as transformers does.
 

@@ -97,7 +97,7 @@ class DecoderFamily:
     qk_norm_by_head: bool = False
     """Each head has weights of its own."""
     qk_norm_of_all_heads: bool = False
-    """It is one norm over all heads of q, and one over all of k."""
+    """One norm is over all heads of q, and one over all of k."""
     qkv_bias: Flag = False
     output_bias: Flag = False
     mlp_bias: Flag = False
@@ -120,16 +120,16 @@ class DecoderFamily:
     activation_key: str = "hidden_act"
     embedding_scale_key: str | None = None
     residual_scale_key: str | None = None
-    """Holds what the output of attention and of the MLP is multiplied by."""
+    """Holds the multiplier of the output of attention and of the MLP."""
     attention_scale_key: str | None = None
-    """Holds what attention's scale is the inverse root of; None: the head dimension."""
+    """Holds the inverse square of attention's scale; None: the head dimension."""
     attention_multiplier_key: str | None = None
     """Holds attention's scale itself."""
     attention_soft_cap_key: str | None = None
     logit_scale_key: str | None = None
-    """Holds what a causal LM's logits are multiplied by."""
+    """Holds the multiplier of a causal LM's logits."""
     logit_divisor_key: str | None = None
-    """Holds what they are divided by."""
+    """Holds the divisor of a causal LM's logits."""
     logit_soft_cap_key: str | None = None
     """Key of the soft cap of a causal LM's logits; no family caps a classifier's."""
     sinks: bool = False

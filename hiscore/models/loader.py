@@ -29,11 +29,9 @@ def load_weights(
     fp8: bool = False,
     shard: Shard = WHOLE,
 ) -> Weights:
-    """Load and fuse a checkpoint's weights, or a rank's share of them.
+    """Load and fuse a checkpoint's weights, or a rank's share of them; norms are float32.
 
-    Args:
-        dtype: Dtype of all weights but norms, which are float32.
-        fp8: Keep the layers' projections in fp8; of a checkpoint that stores some so, those alone.
+    With `fp8`, the layers' projections are in fp8; of a checkpoint that stores some so, those alone.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
@@ -63,16 +61,10 @@ def embedding_and_head(
     tied: bool,
     cut: Cut = UNCUT,
 ) -> tuple[Tensor, Tensor]:
-    """Read the embedding and the head of a causal LM, which may be one tensor.
+    """Read the embedding and the head of a causal LM, [vocabulary, hidden] both, which may be one tensor.
 
-    As transformers ties them: the checkpoint may hold either or both, and if both are there and differ, they are
-    not tied, whatever the config says. Adapters of tied models, merged, leave such checkpoints.
-
-    Args:
-        tied: True if the config ties them.
-
-    Returns:
-        Both, [vocabulary, hidden].
+    Tensors are tied as transformers ties them: the checkpoint may hold either or both, and if both are there and
+    differ, they are not tied, whatever the config says. Adapters of tied models, merged, leave such checkpoints.
     """
     shape = vocab_size, hidden_size
     both = EMBEDDING in read and HEAD in read

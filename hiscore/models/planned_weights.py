@@ -13,13 +13,10 @@ from torch import Tensor
 
 
 def planned_bytes(load: Callable[[torch.device], Any]) -> int:
-    """Bytes of all weights that a loader keeps.
-
-    Args:
-        load: Loads them onto a device; returns a nest of dataclasses and tuples with tensors.
+    """Bytes of all weights in the nest of dataclasses and tuples that a loader returns.
 
     Raises:
-        UnsupportedCheckpoint: The loader refuses it, unless only the values of weights show why.
+        UnsupportedCheckpoint: The loader refuses the checkpoint, unless only the values of weights show why.
     """
     return sum(_storages(load(torch.device("meta"))).values())
 

@@ -26,12 +26,7 @@ class CheckpointReader:
     def __init__(
         self, checkpoint: Path, device: torch.device, dtype: torch.dtype, keeps_fp8: bool = False
     ) -> None:
-        """Open a checkpoint.
-
-        Args:
-            dtype: Dtype of tensors read, unless a call says otherwise.
-            keeps_fp8: Projections in fp8 are those alone that the checkpoint stores so, as they are.
-        """
+        """Open a checkpoint; `keeps_fp8` leaves projections in fp8 where they are stored so, and only there."""
         self.dtype, self._device = dtype, device
         self._keeps_fp8 = keeps_fp8
         self._tensors = CheckpointTensors(checkpoint, device)
@@ -41,11 +36,7 @@ class CheckpointReader:
         return name in self._tensors
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None, cut: Cut = UNCUT) -> Tensor:
-        """Read a tensor, or a part of it.
-
-        Args:
-            shape: Shape that the whole tensor must have.
-            dtype: Dtype of the result; None: the reader's.
+        """Read a tensor, which must have this shape, or a part of it, in the reader's dtype or another.
 
         Raises:
             UnsupportedCheckpoint: There is no such tensor, or it has another shape.
@@ -74,7 +65,6 @@ class CheckpointReader:
             outs: Name and width of each layer, in order.
             order: int64, of the outputs that are read; None: as they are.
             cut: The part that is read; its rows are those of all layers, one behind another.
-            adds_bias: True if this rank reads the biases.
             fp8: It becomes one in fp8; of a checkpoint that keeps fp8, if it is stored so.
         """
         weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}
@@ -136,15 +126,11 @@ class CheckpointReader:
     def scaled(
         self, weights: Mapping[str, tuple[int, int]], cut: Cut = UNCUT
     ) -> tuple[Tensor, Scales] | None:
-        """Read weights of the same input as they are stored, as one, if that is fp8 in blocks.
+        """Read weights of the same input as one, as they are stored, if that is fp8 in blocks.
 
-        Args:
-            weights: Name and shape of each, in order.
-            cut: The part that is read; its rows are those of all weights, one behind another.
-
-        Returns:
-            float8_e4m3fn [out, in] and its scales; None, and nothing counts as read, if they are stored otherwise
-            or a part of a block has no size that a product takes.
+        The result is float8_e4m3fn [out, in] and its scales. A cut's rows are those of all weights, one behind
+        another. None, and nothing counts as read, if weights are stored otherwise or a part of a block has no size
+        that a product takes.
 
         Raises:
             UnsupportedCheckpoint: See `tensor`.
@@ -177,8 +163,7 @@ class CheckpointReader:
     def unread(self) -> list[str]:
         """Names of tensors that were never read and may change the result. Logs what was dequantised.
 
-        The head of a causal LM is left over where it is tied to the embedding, and where a causal LM was made into
-        a classifier.
+        A causal LM's head is left over where it is tied to the embedding, or the LM became a classifier.
         """
         self._tensors.report(self.dtype)
         left_over = set(self._tensors) - self._read - {HEAD}

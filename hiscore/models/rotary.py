@@ -17,11 +17,7 @@ def make_rope(
     rotated_dim: int | None = None,
     scale_queries: bool = False,
 ) -> Rope:
-    """Compute the tables; see `Rope`.
-
-    Raises:
-        UnsupportedCheckpoint: A parameter is missing, or no number.
-    """
+    """Compute the tables; raise `UnsupportedCheckpoint` if a parameter is missing, or no number."""
     try:
         return Rope(config, kind, head_dim, device, length, rotated_dim, scale_queries)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -45,14 +45,8 @@ def of_rank(a: Architecture, shard: Shard) -> Architecture:
 class Cuts:
     """A rank's parts of a checkpoint's tensors. Without a cut in a field: all of it.
 
-    Attributes:
-        qkv: Outputs of the projections to q, k and v, one behind another.
-        output: Inputs of attention's output.
-        q_norm, k_norm: Numbers of a norm over all heads, or heads with norms of their own.
-        sinks: Heads.
-        gate_up: Outputs of the projections to gate and up, one behind another.
-        down: Inputs of the MLP's output.
-        adds_biases: True if it adds the biases of what is summed over ranks: one of them does.
+    qkv and gate_up are cut by outputs, one behind another; output and down by inputs; q_norm and k_norm by the
+    numbers of a norm over all heads, or by heads. One of the ranks `adds_biases` of what is summed over ranks.
     """
 
     experts: slice

@@ -32,7 +32,7 @@ class CheckpointFacts:
     """Tokens of the longest sequence, as MAX_CONTEXT limits it."""
     is_classifier: bool
     is_encoder: bool = False
-    """Query and item are read as one pair, and nothing is shared between pairs."""
+    """True if query and item are read as one pair, and nothing is shared between pairs."""
     token_types: int = 0
     """Types of tokens that an encoder tells apart; 0 or 1: none."""
 
@@ -46,10 +46,7 @@ class Capabilities:
 
 
 def context_limit(of_checkpoint: int, max_context: int | None) -> int:
-    """Tokens of the longest sequence that is served.
-
-    Args:
-        of_checkpoint: Tokens that the checkpoint's positions cover.
+    """Tokens of the longest sequence that is served, of those that the checkpoint's positions cover.
 
     Raises:
         ValueError: The setting exceeds the checkpoint's context.
@@ -66,8 +63,7 @@ def context_limit(of_checkpoint: int, max_context: int | None) -> int:
 def most_context(config: Config, max_context: int | None) -> int:
     """Tokens beyond which the models refuse a sequence, as far as config.json alone says; it may be fewer.
 
-    Args:
-        config: A config.json, also of texts and images. What it leaves out, transformers' classes alone know.
+    Only transformers' classes know what a config.json, also one of texts and images, leaves out.
     """
     if max_context is not None:
         return max_context
@@ -81,11 +77,7 @@ def most_context(config: Config, max_context: int | None) -> int:
 
 
 def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
-    """Sort the models into those that a checkpoint can serve and those that it cannot.
-
-    Args:
-        ranks: On how many devices each model is to compute.
-    """
+    """Sort the models into those that a checkpoint can serve, on so many devices each, and the others."""
     left_out: dict[str, str] = {}
     config = json.loads((checkpoint / "config.json").read_text())
     if not has_tokenizer(checkpoint):

@@ -35,11 +35,7 @@ def text_config(config: Config) -> Config:
 
 
 def text_tensor(name: str) -> str | None:
-    """Name of such a checkpoint's tensor in a model of texts; None: it belongs to images alone.
-
-    Args:
-        name: Name that any version of transformers has written.
-    """
+    """Name that a tensor of any version has in a model of texts; None: it belongs to images alone."""
     if OF_IMAGES.match(name):
         return None
     return _OF_TEXTS.sub("", name) if _HEAD.match(name) else _OF_TEXTS.sub("model.", name)

@@ -1,6 +1,6 @@
 """Bytes of a checkpoint's weights once they are loaded, from config.json and the headers of its files.
 
-Of weights that become fp8 or stay so the loader decides one by one: see `planned_weights`.
+Where weights become fp8 or stay so, the loader decides one by one: see `planned_weights`.
 """
 
 import json
@@ -29,11 +29,7 @@ def weight_bytes(
     number_bytes: int,
     share_of: Callable[[str], float] = lambda name: 1.0,
 ) -> int:
-    """Bytes of all weights, those that are quantised in the file dequantised.
-
-    Args:
-        share_of: Share of a tensor that is loaded, by its name.
-    """
+    """Bytes of all weights, dequantised, or of the share of each that `share_of` gives by its name."""
     config = json.loads((checkpoint / "config.json").read_text())
     quantised = config.get("quantization_config") or (config.get("text_config") or {}).get(
         "quantization_config"

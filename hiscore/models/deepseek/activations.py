@@ -7,11 +7,7 @@ SCORE_ELEMENTS = 2**26
 
 
 def kernel_prefill_bytes(a: DsaArchitecture, rows: int, top_k: int, number_bytes: int) -> int:
-    """The most that is alive at once in the loop over layers, where prefill is by kernels.
-
-    Args:
-        rows: Tokens of one forward.
-    """
+    """The most bytes alive at once in the loop over layers, where prefill is by kernels, for so many rows."""
     # Queries as projected, in the latents' space, and with their part that is rotated in float32; the output.
     projected, latents = a.nope_dim + a.rope_dim, 2 * a.latent_rank + a.row_dim
     attention = a.heads * ((projected + latents) * number_bytes + 3 * 4 * a.rope_dim)

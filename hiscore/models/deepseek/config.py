@@ -58,7 +58,6 @@ class DsaArchitecture:
     own_index: tuple[bool, ...]
     """True for each layer with an indexer; others use the selection of the last layer with one."""
     routed: tuple[bool, ...]
-    """True for each layer whose MLP is a mixture of experts."""
     experts: ExpertShape
     shared_width: int
     """Neurons of the shared experts together."""
@@ -78,10 +77,7 @@ class DsaArchitecture:
 
 
 def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[DsaArchitecture, Any]:
-    """Read a checkpoint's config.
-
-    Returns:
-        The `DsaArchitecture`, and transformers' config for the rope parameters.
+    """Read a checkpoint's config; returns transformers' config, too, for the rope parameters.
 
     Raises:
         UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.

@@ -1,7 +1,6 @@
 """The decoder with a lightning indexer over packed rows: one loop for prefill, decode, and every device.
 
-No shape depends on data. The cache knows where rows are kept, which of them a layer sees, and how to attend to
-them.
+No shape depends on data. The cache has the places of rows, selects those that a layer sees, and attends to them.
 """
 
 from pathlib import Path
@@ -38,7 +37,6 @@ class DsaDecoder:
         keeps_fp8: bool = False,
         group: Group | None = None,
     ) -> None:
-        """Load a checkpoint. keeps_fp8: See `load_weights`."""
         self._group = group or Alone()
         whole, config = read_architecture(checkpoint, max_context)
         self.architecture = of_rank(whole, self._group.shard)
@@ -61,15 +59,10 @@ class DsaDecoder:
     def body(
         self, input_ids: Tensor, positions: Tensor, cache: LatentCache, step: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Compute all layers up to and including the last one's attention.
+        """Compute all layers up to and including the last one's attention; see `Decoder.body`.
 
-        Args:
-            input_ids, positions: int32 [T].
-            cache: Prepared for these rows.
-            step: True if it is a decode step: few rows, for which experts have products of their own.
-
-        Returns:
-            The residual stream, [T, hidden], and the values of the last attention, [T, heads, value_dim].
+        `input_ids` and `positions` are int32 [T], and the cache is prepared for these rows. In a decode step, of
+        few rows, experts have products of their own. Attention's output is its values, [T, heads, value_dim].
         """
         layers, last = self.weights.layers, self.architecture.layers - 1
         cos, sin = self._rope.cos[positions], self._rope.sin[positions]
@@ -82,15 +75,7 @@ class DsaDecoder:
         return x, attended
 
     def tail(self, x: Tensor, attended: Tensor, step: bool = False) -> Tensor:
-        """Compute the rest of the last layer and the final norm, only for the R rows that are read.
-
-        Args:
-            x: [R, hidden], rows of the residual stream.
-            attended: [R, heads, value_dim].
-
-        Returns:
-            [R, hidden]: final hidden states.
-        """
+        """Compute the rest of the last layer and the final norm of rows that are read, like `Decoder.tail`."""
         x = self._after_attention(self.weights.layers[-1], x, attended, step)
         return rms_norm(x, self.weights.final_norm, self.architecture.norm_eps)
 

@@ -81,16 +81,10 @@ def heads_at_once(a: DsaArchitecture, tokens: int, max_elements: int) -> Iterato
 def attend(
     new: Projected, seen: Expanded, sequences: Sequence[FullRows], heads: slice, scale: float, out: Tensor
 ) -> None:
-    """Attend in PyTorch, in float32 at least.
+    """Attend in PyTorch, in float32 at least, for some heads; writes theirs of out [T, heads, value_dim].
 
-    The shapes of a row's products and sums depend on its position alone: tiles are filled up with zeros.
-
-    Args:
-        new: Queries and cache rows of the forward's rows.
-        seen: The sequences' tokens.
-        sequences: In their order.
-        scale: Factor of q k^T.
-        out: [T, heads, value_dim], of all heads; written for these.
+    The shapes of a row's products and sums depend on its position alone: tiles are filled up with zeros. `seen`
+    are the tokens of the sequences, in their order.
     """
     wide, begin = at_least_float32(out.dtype), 0
     for each in sequences:

@@ -16,16 +16,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the pairs of the last dimension.
+    """Rotate the pairs of the last dimension, [..., 2 n], by cos and sin, float32, broadcastable to [..., n].
 
-    Args:
-        x: [..., 2 n].
-        cos, sin: float32, broadcastable to [..., n].
-        interleaved: Pairs are neighbouring dimensions; otherwise one is from each half.
-
-    Returns:
-        [..., 2 n]: the first of all pairs, then the second, in both cases. Dot products of two rotated vectors do
-        not depend on that order.
+    Pairs are neighbouring dimensions if interleaved, otherwise one is from each half. The result has the first of
+    all pairs, then the second, in both cases: dot products of two rotated vectors do not depend on that order.
     """
     y = widen(x)
     cos, sin = cos.to(y.dtype), sin.to(y.dtype)

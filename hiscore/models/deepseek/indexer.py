@@ -1,7 +1,7 @@
-"""The lightning indexer: which earlier tokens a layer attends to.
+"""The lightning indexer, which selects the earlier tokens that a layer attends to.
 
-A token's score is the sum over the index heads of gate * relu(q k). Scores are float32, queries
-and keys have the model's dtype, as in transformers.
+A token's score is the sum over the index heads of gate * relu(q k). Scores are float32, queries and keys have the
+model's dtype, as in transformers.
 """
 
 from dataclasses import dataclass
@@ -41,29 +41,13 @@ def index_query(
 
 
 def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Compute the index keys of new rows, which the cache keeps.
-
-    Args:
-        h: [T, hidden], the layer's normalised input.
-        cos, sin: [T, rope_dim / 2].
-
-    Returns:
-        [T, head_dim].
-    """
+    """Compute the index keys, [T, head_dim], of new rows, which the cache keeps; see `index_query`."""
     k = torch.nn.functional.layer_norm(w.key(h), (a.head_dim,), w.key_norm, w.key_norm_bias, LATENT_EPS)
     return _rotated(k, cos, sin, a.interleaved)
 
 
 def index_scores(query: IndexQuery, keys: Tensor) -> Tensor:
-    """Score N keys for each of T rows.
-
-    Args:
-        query: Index queries of T rows.
-        keys: [N, head_dim] if the rows share them, else [T, N, head_dim].
-
-    Returns:
-        float32 [T, N].
-    """
+    """Score N keys, [N, head_dim] if the rows share them, else [T, N, head_dim], for T rows: float32 [T, N]."""
     raised = torch.relu(query.q.float() @ keys.float().transpose(-1, -2))
     return (query.gates[:, None] @ raised).squeeze(1)
 
@@ -71,14 +55,8 @@ def index_scores(query: IndexQuery, keys: Tensor) -> Tensor:
 def select_positions(scores: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Select the k best positions of each row, or all of them if there are no more; ties go to the lower position.
 
-    Args:
-        scores: float32 [R, N].
-        lengths: Integers [R], at most N: scores from there on are ignored.
-        k: Positions to select.
-
-    Returns:
-        int32 [R, min(k, N)]: positions, ascending, padded with -1.
-        int32 [R]: how many there are.
+    Scores are float32 [R, N]; those from a row's length on are ignored. The results are int32: positions [R,
+    min(k, N)], ascending, padded with -1, and their numbers [R].
     """
     width = scores.shape[1]
     unseen = torch.arange(width, device=scores.device) >= lengths[:, None]

@@ -28,36 +28,19 @@ class LatentCache(Protocol):
     """Rows and index keys of all sequences of a forward. Its owner first sets where they are."""
 
     def keep(self, layer: int, row: Tensor, index_key: Tensor | None) -> None:
-        """Keep new rows.
-
-        Args:
-            layer: Index among all layers.
-            row: [T, row_dim].
-            index_key: [T, index dim]; None in a layer without an indexer.
-        """
+        """Keep new rows, [T, row_dim], and index keys, [T, index dim], None in a layer without an indexer."""
 
     def attend(self, layer: int, q: Tensor, index: IndexQuery | None) -> Tensor:
-        """Attend to the selected rows.
+        """Attend from q, [S, heads, row_dim], of the rows that `attend_full` leaves: [S, heads, latent_rank].
 
-        Args:
-            layer: Index among all layers.
-            q: [S, heads, row_dim], of the rows that `attend_full` leaves.
-            index: Selects the rows; None: those of the last layer with an indexer.
-
-        Returns:
-            [S, heads, latent_rank].
+        The index selects rows to attend to; None: those of the last layer with an indexer.
         """
         ...
 
     def attend_full(self, layer: int, w: MlaWeights, new: Projected) -> Tensor | None:
-        """Attend to all tokens, for the rows that do, with keys and values expanded.
+        """Attend to all tokens, for the rows that do, with keys and values expanded: [T, heads, value_dim].
 
-        Args:
-            layer: Index among all layers.
-            new: Queries of all rows, which have been kept.
-
-        Returns:
-            [T, heads, value_dim], where the rows in `selecting` are not written; None: all are to `attend`.
+        All of the new rows have been kept. Those in `selecting` are not written; None: all are to `attend`.
         """
         ...
 
@@ -101,10 +84,9 @@ class StagedLatents:
         max_elements: int = MAX_ELEMENTS,
         expands: bool = True,
     ) -> None:
-        """Allocate a pool.
+        """Allocate a pool for `slots` tokens.
 
         Args:
-            slots: Tokens that the pool holds.
             top_k: Tokens selected for a row; None: as many as the checkpoint says.
             max_elements: Elements of one temporary tensor at most.
             expands: False: rows that attend to all tokens do so by `attend` as well, to compare both ways.
@@ -114,7 +96,6 @@ class StagedLatents:
         self.pool = torch.empty((a.layers, slots, 1, 1, a.row_dim), dtype=dtype, device=device)
         """[layers, slots, 1, 1, row_dim]"""
         self.index_layers = tuple(layer for layer in range(a.layers) if a.own_index[layer])
-        """The layers with an indexer, in order."""
         self._index_of = {layer: index for index, layer in enumerate(self.index_layers)}
         keys = (len(self.index_layers), slots, a.indexer.head_dim)
         self.index_keys = torch.empty(keys, dtype=dtype, device=device)
@@ -134,13 +115,10 @@ class StagedLatents:
             self._divide(selects)
 
     def _split(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Set which rows attend to all tokens.
+        """Set which rows attend to all tokens, and return the others.
 
         That depends on a row's position alone, so that neither neighbours, nor where a prompt is cut, nor what of
         it was cached changes a bit.
-
-        Returns:
-            The other rows.
         """
         self._full, self.selecting = [], None
         if not self._expands:

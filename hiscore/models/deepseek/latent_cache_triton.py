@@ -40,7 +40,7 @@ class _Pass:
 
 
 class KernelLatents(StagedLatents):
-    """`StagedLatents` whose rows attend to lists of pool slots. Needs rows of float32 or bfloat16.
+    """`StagedLatents` whose rows, of float32 or bfloat16, attend to lists of pool slots.
 
     A row that selects has a list of its own. If nothing is expanded, any other row's list is its sequence's slots,
     up to itself.

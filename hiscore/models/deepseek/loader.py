@@ -105,8 +105,7 @@ def load_weights(
 ) -> DsaWeights:
     """Load, fuse and absorb a checkpoint's weights, or a rank's share of them.
 
-    Args:
-        keeps_fp8: True if weights stay in fp8 that the checkpoint stores so, but for those that are absorbed.
+    With `keeps_fp8`, weights that the checkpoint stores in fp8 stay so, but for those that are absorbed.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.

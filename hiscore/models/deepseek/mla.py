@@ -1,4 +1,4 @@
-"""Multi-head latent attention: what new tokens are projected to, and attention in its absorbed form.
+"""Multi-head latent attention: the projections of new tokens, and attention in its absorbed form.
 
 A cache row is the token's normalised latent and the rotated key that all heads share. Absorbed, all heads read the
 same row: a query is projected to the latents' space before attention, and the result is projected back after it.
@@ -31,12 +31,7 @@ class Projected:
 
 
 def project(w: MlaWeights, a: DsaArchitecture, h: Tensor, cos: Tensor, sin: Tensor) -> Projected:
-    """Compute the queries and cache rows of new tokens.
-
-    Args:
-        h: [T, hidden], the layer's normalised input.
-        cos, sin: [T, rope_dim / 2].
-    """
+    """Compute the queries and cache rows of new tokens from h, [T, hidden], the layer's normalised input."""
     q_low, latent, shared_key = w.down(h).split([a.q_rank, a.latent_rank, a.rope_dim], dim=1)
     q_low = rms_norm(q_low, w.q_norm, LATENT_EPS)
     latent = rms_norm(latent, w.latent_norm, LATENT_EPS)
@@ -62,17 +57,12 @@ def output(w: MlaWeights, attended: Tensor) -> Tensor:
 
 
 def attend_latents(q: Tensor, rows: Tensor, hidden: Tensor, scale: float, latent_rank: int) -> Tensor:
-    """softmax(q rows^T scale) latents, in float32 at least.
+    """softmax(q rows^T scale) latents, in float32 at least: [T, heads, latent_rank].
 
     Args:
         q: [T, heads, row_dim].
-        rows: [N, row_dim] if the queries share them, else [T, N, row_dim].
+        rows: [N, row_dim] if the queries share them, else [T, N, row_dim]; the latent leads.
         hidden: bool [T, N]: the rows that a query does not see. It must see at least one.
-        scale: Factor of q rows^T.
-        latent_rank: Leading numbers of a row that are the latent.
-
-    Returns:
-        [T, heads, latent_rank].
     """
     wide = at_least_float32(q.dtype)
     rows = rows.to(wide)

@@ -12,11 +12,9 @@ ROWS = 16
 
 @dataclass(frozen=True)
 class NewRows:
-    """The new rows of one sequence: its last ones.
+    """The new rows of one sequence, its last ones; `length` counts all its tokens so far.
 
-    Attributes:
-        length: Tokens of the sequence so far, these included.
-        full: Attend to all tokens instead of the indexer's selection.
+    A `full` sequence's rows attend to all tokens instead of the indexer's selection.
     """
 
     rows: int
@@ -26,12 +24,9 @@ class NewRows:
 
 @dataclass(frozen=True)
 class Pass:
-    """Rows that are scored and selected for at once.
+    """Rows, among those that select, that are scored and selected for at once; the longest sees `width` tokens.
 
-    Attributes:
-        rows: Range among the rows that select.
-        width: Tokens that the longest of them sees.
-        tiles: int64 [tiles, 5], see `kernels.indexer_prefill.score_tiles`.
+    `tiles` are int64 [tiles, 5], see `kernels.indexer_prefill.score_tiles`.
     """
 
     rows: slice
@@ -41,14 +36,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Lists of a forward of T rows: those of the rows that select, then the slots of all sequences.
+    """Lists of a forward of T rows: those of the S rows that select, then the slots of all sequences.
 
-    Attributes:
-        begins: int64 [T]: where each row's list begins.
-        counts: int32 [T]: its length.
-        starts: int64 [S]: for each row that selects, where its sequence begins among the slots.
-        seen: int32 [S]: how many tokens it sees.
-        passes: The rows that select, in order.
+    A row's list begins at `begins`, int64 [T], and has `counts`, int32 [T]. Of a row that selects, the sequence
+    begins among the slots at `starts`, int64 [S], and `seen`, int32 [S], are its tokens.
     """
 
     begins: Int64
@@ -59,12 +50,9 @@ class PrefillPlan:
 
 
 def plan_prefill(sequences: list[NewRows], top_k: int, max_scores: int) -> PrefillPlan:
-    """Plan a forward.
+    """Plan a forward of sequences, in order; a row that sees no more than `top_k` tokens attends to all of them.
 
-    Args:
-        sequences: Its rows, in order.
-        top_k: Tokens that a row selects; one that sees no more attends to all of them.
-        max_scores: Scores of a pass; a tile that has more is a pass of its own.
+    A pass has `max_scores` scores at most; a tile that has more is a pass of its own.
     """
     begins: list[int] = []
     counts: list[int] = []
@@ -100,15 +88,9 @@ def plan_prefill(sequences: list[NewRows], top_k: int, max_scores: int) -> Prefi
 
 
 def plan_full(sequences: list[NewRows], begins: list[int], rows: int) -> Int32:
-    """Tiles of rows that attend to all earlier tokens, those with most tokens first.
+    """Tiles of at most `rows` rows that attend to all earlier tokens, those with most tokens first.
 
-    Args:
-        sequences: Their rows, in order.
-        begins: First row of each sequence in the forward.
-        rows: Rows of a tile at most.
-
-    Returns:
-        int32 [tiles, 4], see `kernels.full_attention.attend_full`.
+    Each sequence begins at its row of `begins`. Tiles are int32 [tiles, 4], see `full_attention.attend_full`.
     """
     tiles: list[list[int]] = []
     token = 0

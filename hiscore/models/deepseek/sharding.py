@@ -38,13 +38,8 @@ def of_rank(a: DsaArchitecture, shard: Shard) -> DsaArchitecture:
 class DsaCuts:
     """A rank's parts of tensors. Without a cut in a field: all of it.
 
-    Attributes:
-        q_up: Outputs of the query's second projection.
-        kv_up: Outputs of the projection from latents.
-        output: Inputs of attention's output.
-        gate_up, shared_gate_up: Outputs of the projections to gate and up, one behind another.
-        down, shared_down: Inputs of the MLP's output.
-        adds_biases: True if it adds the biases of what is summed over ranks: one of them does.
+    q_up, kv_up, gate_up and shared_gate_up are cut by outputs, gate and up one behind another; output, down and
+    shared_down by inputs. One of the ranks adds the biases of what is summed over ranks.
     """
 
     experts: slice

@@ -27,7 +27,6 @@ class EncoderArchitecture:
     activation: str
     head_activation: str
     first_position: int = 0
-    """Row of the table of positions that belongs to a text's first token."""
     uncounted_id: int | None = None
     """A token that is not counted in positions: its own is the one before `first_position`."""
     token_types: int = 0

@@ -34,10 +34,9 @@ def architecture(config: Any) -> EncoderArchitecture:
 
 
 def relative_rows(config: Any) -> Tensor:
-    """Row in the table of relative positions of every distance from query to key.
+    """Row in the table of relative positions of every distance from query to key, int32 [2 context - 1].
 
-    Returns:
-        int32 [2 context - 1]: of the distances from 1 - context to context - 1.
+    Distances run from 1 - context to context - 1.
     """
     context = config.max_position_embeddings
     span, buckets, farthest = _sizes(config)

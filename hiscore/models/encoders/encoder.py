@@ -61,10 +61,7 @@ class EncoderInputs:
 def read_encoder_architecture(
     checkpoint: Path, max_context: int | None = None
 ) -> tuple[EncoderArchitecture, Any]:
-    """Read an encoder's config.
-
-    Returns:
-        The `EncoderArchitecture`, and transformers' config.
+    """Read an encoder's config; returns transformers' config, too.
 
     Raises:
         UnsupportedCheckpoint: It cannot be computed.
@@ -88,11 +85,9 @@ class Encoder:
     def __init__(
         self, checkpoint: Path, device: torch.device, dtype: torch.dtype, max_context: int | None = None
     ) -> None:
-        """Load a checkpoint.
+        """Load a checkpoint in a dtype; norms and the residual stream are float32.
 
-        Args:
-            dtype: Dtype of weights and activations; norms and the residual stream are float32.
-            max_context: Tokens of a pair at most; None: see `context_limit`.
+        `max_context` limits a pair's tokens; None: see `context_limit`.
 
         Raises:
             UnsupportedCheckpoint: It cannot be computed.
@@ -140,14 +135,9 @@ class Encoder:
         )
 
     def body(self, inputs: EncoderInputs, attention: BidirectionalAttention) -> tuple[Tensor, Tensor]:
-        """Compute all layers up to and including the last one's attention.
+        """Compute all layers up to and including the last one's attention, which is prepared for these rows.
 
-        Args:
-            inputs: T rows.
-            attention: Prepared for these rows.
-
-        Returns:
-            The residual stream, in float32 at least, and the output of the last attention; [T, hidden] both.
+        The results are the residual stream, in float32 at least, and attention's output; [T, hidden] both.
         """
         x = self._embed(inputs)
         for index, layer in enumerate(self.weights.layers):
@@ -166,14 +156,9 @@ class Encoder:
         return x if self.weights.final_norm is None else self.weights.final_norm(x)
 
     def head(self, rows: Tensor, lengths: Tensor) -> Tensor:
-        """Compute the head up to its last product.
+        """Compute the head up to its last product: [pairs, hidden], float32 at least.
 
-        Args:
-            rows: [R, hidden]: the first row of each pair, or all rows of all pairs for their mean.
-            lengths: int64 [pairs]: rows of each pair.
-
-        Returns:
-            [pairs, hidden], float32 at least.
+        `rows`, [R, hidden], are the first of each pair, or all of them (`lengths` of each pair) for their mean.
         """
         if self.architecture.pooling == "mean":
             rows = torch.segment_reduce(rows, "mean", lengths=lengths, unsafe=True)

@@ -1,4 +1,4 @@
-"""An encoder's weights on the device, and how they are read."""
+"""An encoder's weights on the device, and their reader."""
 
 from dataclasses import dataclass
 

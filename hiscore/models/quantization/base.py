@@ -46,10 +46,7 @@ class Format(ABC):
         return any(names_module(pattern, module) for pattern in self.excluded)
 
     def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
-        """A module's weight as it is stored, if that is fp8.
-
-        Returns:
-            float8_e4m3fn [out, in], then what `unpacking.scales_of_rows` returns; None if it is not fp8.
+        """A module's weight if it is stored in fp8, float8_e4m3fn [out, in], with the results of `scales_of_rows`.
 
         Raises:
             ValueError, KeyError: See `dequantise`.

@@ -47,11 +47,7 @@ class Fp8(Format):
 
 
 def e4m3(weight: Tensor) -> Tensor:
-    """The weight itself.
-
-    Raises:
-        ValueError: It is of another dtype.
-    """
+    """Return a weight, or raise ValueError if it is of another dtype."""
     if weight.dtype != torch.float8_e4m3fn:
         raise ValueError(f"the weight is {str(weight.dtype).removeprefix('torch.')}, not float8_e4m3fn")
     return weight

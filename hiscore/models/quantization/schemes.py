@@ -90,8 +90,7 @@ def _gptq(quantised: Config) -> str | None:
 def gptq_rules(quantised: Config) -> dict[str, Config | None]:
     """Settings of modules in GPTQModel's `dynamic`, by expressions: the first that matches counts.
 
-    Returns:
-        Settings that replace those of all; None: the modules are left unquantised.
+    None: the modules are left unquantised; else settings that replace those of all.
     """
     rules = quantised.get("dynamic") or {}
     return {

@@ -67,12 +67,9 @@ class CheckpointTensors:
         return name in self._parts
 
     def read(self, name: str, shape: Sequence[int] | None = None, cut: Cut = UNCUT) -> Tensor:
-        """Read a tensor, which must be there, or a part of it.
+        """Read a tensor, which must be there and have this shape, or a part of it.
 
-        Of a quantised weight all is read and dequantised before it is cut, unless what is stored can be cut alike.
-
-        Args:
-            shape: Shape that the whole tensor must have; None: any.
+        All of a quantised weight is read and dequantised before it is cut, unless what is stored can be cut alike.
 
         Raises:
             UnsupportedCheckpoint: Its parts are not what the config announces.
@@ -94,11 +91,7 @@ class CheckpointTensors:
         return weight if inside is cut else cut.of(weight)
 
     def read_fp8(self, name: str) -> tuple[Tensor, Tensor, int] | None:
-        """Read a weight as it is stored; None if that is not fp8. See `Format.in_fp8`.
-
-        Raises:
-            UnsupportedCheckpoint: See `read`.
-        """
+        """Read a weight as it is stored, or raise like `read`; None if that is not fp8. See `Format.in_fp8`."""
         parts, last = self._parts_of(name), _split(name)[1]
         if parts.keys() == {last}:
             return None
@@ -144,10 +137,7 @@ class CheckpointTensors:
             ) from None
 
     def equal(self, one: str, other: str) -> bool:
-        """True if two tensors, which must be there, are stored as the same values.
-
-        Never more than a slice of them is in memory.
-        """
+        """True if two tensors, which must be there, hold the same values; never loads more than slices of them."""
         if len(self._parts[one]) > 1 or len(self._parts[other]) > 1:
             return False
         names = [stored for name in (one, other) for stored in self._parts[name].values()]
@@ -177,10 +167,7 @@ class CheckpointTensors:
         raise UnsupportedCheckpoint(f"'{name}' is {dtype}, and the checkpoint holds no scale for it")
 
     def _by_weight(self, has_images: bool) -> dict[str, dict[str, str]]:
-        """Names of the stored parts of each tensor of an unquantised checkpoint.
-
-        has_images: Only the tensors of the text tower exist, under the names of a model of texts.
-        """
+        """Names of each tensor's stored parts; with images, of the text tower's, under a text model's names."""
         parts: dict[str, dict[str, str]] = {}
         for stored in self._files:
             name = text_tensor(stored) if has_images else stored
@@ -200,11 +187,7 @@ class CheckpointTensors:
 
 
 def check_shape(name: str, found: Sequence[int], announced: Sequence[int] | None) -> None:
-    """Refuse a tensor of another shape than the config says; None: any will do.
-
-    Raises:
-        UnsupportedCheckpoint: It has one.
-    """
+    """Raise `UnsupportedCheckpoint` if a tensor has another shape than the config says; None: any will do."""
     if announced is not None and list(found) != list(announced):
         raise UnsupportedCheckpoint(
             f"'{name}' has shape {list(found)}, the config announces {list(announced)}"

@@ -7,15 +7,7 @@ from torch import Tensor
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Split words into unsigned integers, the lowest bits first.
-
-    Args:
-        words: int32 [..., n].
-        bits: Bits of an integer; divides 32.
-
-    Returns:
-        int32 [..., n 32 / bits].
-    """
+    """Split int32 words, [..., n], into unsigned integers, the lowest bits first: int32 [..., n 32 / bits]."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     # The shift copies the sign bit; the mask removes the copies.
     integers: Tensor = ((words[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
@@ -48,16 +40,10 @@ def scale(
 
 
 def scales_of_rows(scales: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> tuple[Tensor, int]:
-    """The scales of each row's blocks of columns.
-
-    Args:
-        shape: [out, in] of the weight.
-
-    Returns:
-        float32 [out, blocks], and the columns of a block.
+    """The scales of each row's blocks of columns, float32 [out, blocks], and the columns of a block.
 
     Raises:
-        ValueError: They do not fit the weight.
+        ValueError: They do not fit the weight, [out, in].
     """
     grid = _grid(scales, shape)
     height, width = _block(grid.shape, shape, block)
