@@ -70,7 +70,7 @@ def follow(channel: Connection, rank: Rank) -> None:
 def _watch_first_rank(heartbeat: socket.socket, parent: int) -> None:
     """Send heartbeats, and end with the first rank: this one alone if that has ended, both of them if it hangs.
 
-    Whoever waits for a first rank that hangs would wait for long: Triton calls it ready, and it has no exit code.
+    A first rank that hangs would be waited for: Triton calls it ready, and it has no exit code.
     """
 
     def end(what: str) -> None:

@@ -41,10 +41,7 @@ class Group(Protocol):
         ...
 
     def merge(self, x: Tensor) -> Tensor:
-        """Every element from the one rank that has it, to the bit.
-
-        x is 0 where another rank has the element, and may be overwritten.
-        """
+        """Return each element of the rank that has it, to the bit; x is 0 elsewhere, and may be overwritten."""
         ...
 
 
@@ -71,11 +68,7 @@ class Distributed(Group):
     """One of several ranks, by torch.distributed."""
 
     def __init__(self, store: str, shard: Shard, device: torch.device) -> None:
-        """Meet the other ranks.
-
-        Args:
-            store: Path of a file that all ranks open, empty at first.
-        """
+        """Meet the other ranks at a path that all of them open, of a file that is empty at first."""
         self.shard = shard
         self._by_nccl = device.type == "cuda"
         file = dist.FileStore(store, shard.ranks)
@@ -108,13 +101,7 @@ class Distributed(Group):
         return parts
 
     def _reduce(self, x: Tensor, operation: Any, of_two: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """x of all ranks together, in its place if it is contiguous.
-
-        Args:
-            x: One rank's part.
-            operation: What NCCL or gloo reduces by.
-            of_two: The same for two tensors.
-        """
+        """Reduce x over ranks by NCCL's or gloo's operation, or by `of_two`; in place if x is contiguous."""
         if not x.numel():
             return x
         x = x.contiguous()

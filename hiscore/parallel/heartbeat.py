@@ -28,7 +28,7 @@ class HeartbeatSender:
         busy: threading.Event | None = None,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin.
+        """Begin to send.
 
         Args:
             busy: While set, the others are told so; None: never.
@@ -72,13 +72,13 @@ class HeartbeatMonitor:
         set_by_peers: bool = False,
         wait: Callable[[float], object] | None = None,
     ) -> None:
-        """Begin.
+        """Begin to listen.
 
         Args:
             peers: The socket of each other rank, by its number.
             on_loss: Called once, with what has happened.
             busy: While set, silence is no hang: reading files may hold the interpreter for long.
-            set_by_peers: Whether what is heard sets and clears `busy`.
+            set_by_peers: True if what is heard sets and clears `busy`.
             wait: Waits so many seconds; None: by the clock.
         """
         self._peers, self._on_loss = peers, on_loss

@@ -30,7 +30,7 @@ T = TypeVar("T")
 GRACE_S = 1.0
 """Time for the error responses to be sent after work has failed on the first rank."""
 CLOSE_S = 8.0
-"""Time for the others to end by themselves; some wait for those who compute with their weights."""
+"""Time for the others to end by themselves; some wait for processes that compute with their weights."""
 
 
 def end_process() -> None:
@@ -44,9 +44,7 @@ class Ranks(Leader):
     def __init__(self, devices: Sequence[torch.device], end: Callable[[], None] = end_process) -> None:
         """Start the others and meet them.
 
-        Args:
-            devices: One for each rank, in order.
-            end: Called once if a rank is lost, when the others have been killed.
+        `end` is called once if a rank is lost, when the others have been killed.
         """
         self._end, self._ending = end, threading.Lock()
         self._threads = torch.get_num_threads()

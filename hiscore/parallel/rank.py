@@ -1,4 +1,4 @@
-"""A rank: what work on it finds there."""
+"""A rank: the things that work on it finds there."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -41,7 +41,7 @@ class Leader(Protocol):
     """Has work done by all ranks."""
 
     rank: Rank
-    """The one of this process, the first."""
+    """The rank of this process, the first."""
 
     def prepare(self, work: Work[T]) -> T:
         """Have work done in which ranks exchange nothing, and wait for all of them.

@@ -1,4 +1,4 @@
-"""Starting ranks: what the first one and the others do alike."""
+"""Starting ranks: the steps that the first one and the others do alike."""
 
 import gc
 import os
@@ -77,13 +77,7 @@ def store_path(store: int) -> str:
 def spawn(
     shard: Shard, device: torch.device, store: int, channel: int, heartbeat: int
 ) -> subprocess.Popen[bytes]:
-    """Start a rank's process, in the process group of this one.
-
-    Args:
-        store: Descriptor of the file for `store_path`.
-        channel: Descriptor of its end of the channel.
-        heartbeat: Descriptor of its end of the socket for heartbeats.
-    """
+    """Start a rank's process, in the process group of this one, with its ends of the file descriptors."""
     numbers = os.getpid(), shard.rank, shard.ranks, device, store, channel, heartbeat
     return subprocess.Popen(
         [interpreter(), "-m", "hiscore.parallel.follower", *map(str, numbers)],

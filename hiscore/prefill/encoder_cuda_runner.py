@@ -1,6 +1,6 @@
 """`ForwardRunner` of an encoder on CUDA: one CUDA graph for each number of rows.
 
-As in `cuda_runner`, a captured graph replays all layers, and padding belongs to no segment and no tile; but the
+A captured graph replays all layers, and padding belongs to no segment and no tile, as in `cuda_runner`; but the
 inputs of a whole batch travel in one pinned copy. Every graph leaves its results in the same two buffers.
 """
 
@@ -67,7 +67,7 @@ class EncoderLayout:
 
 
 def pad_pairs(forward: Forward) -> tuple[Int32, Int32]:
-    """The rows to read and how many of them each pair has, padded for products of at least `MIN_ROWS` rows.
+    """The rows to read and their number in each pair, padded for products of at least `MIN_ROWS` rows.
 
     The first pair of the padding has all its rows, for a mean that is never read.
     """

@@ -39,16 +39,9 @@ class InputLayout:
     rows: int
 
     def pack(self, forward: Forward, rows_per_tile: int, scored: Int32 = NO_ROWS) -> tuple[Int32, Int32]:
-        """Lay out a forward.
+        """Lay out a forward: its buffer, int32 [used], and the slots of all contexts, int32 [N].
 
-        Args:
-            rows_per_tile: Rows of attention's tiles.
-            scored: int32 [n], at most `MAX_TAIL_ROWS`: the rows to read, to be laid behind the rest; empty: there
-                are none, or more.
-
-        Returns:
-            int32 [used]: the buffer.
-            int32 [N]: the slots of all contexts.
+        The `scored` rows to read, at most `MAX_TAIL_ROWS`, lie behind the rest; empty: there are none, or more.
         """
         found, row_values = describe(forward, rows_per_tile), ROW_FIELDS * self.rows
         buffer = np.zeros(row_values + found.size + len(scored), np.int32)
@@ -79,11 +72,7 @@ class InputLayout:
     def views(
         self, buffer: Tensor, context_slots: Tensor, tables: TileTables
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, TileInputs]:
-        """Views of `buffer`: the rows of `ModelInputs`, int32 [rows] each, and attention's inputs.
-
-        Returns:
-            Token ids, positions, angles, slot mapping, inputs of attention.
-        """
+        """Views of `buffer`: token ids, positions, angles, slot mapping, int32 [rows] each; attention's inputs."""
         rows, described = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
         ids, positions, angles, slot_mapping = rows.view(ROW_FIELDS, self.rows)
         return ids, positions, angles, slot_mapping, TileInputs(positions, described, context_slots, tables)
@@ -95,13 +84,9 @@ class StaticInputs:
     def __init__(
         self, largest: InputLayout, first_row: int, rows_per_tile: int, windowed: bool, device: torch.device
     ) -> None:
-        """Allocate them.
+        """Allocate the inputs of the largest forward, whose rows begin at `first_row` in the outputs of graphs.
 
-        Args:
-            largest: The layout of the largest forward.
-            first_row: First row in the outputs of graphs.
-            rows_per_tile: Rows of attention's tiles.
-            windowed: True if some layers keep a window only.
+        If `windowed`, some layers keep a window only.
         """
         self.buffer = torch.zeros(largest.size, dtype=torch.int32, device=device)
         self.tables = TileTables(largest.rows, rows_per_tile, device)
@@ -112,11 +97,7 @@ class StaticInputs:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep them from other forwards inside.
-
-        Raises:
-            RuntimeError: Another forward has slices left to launch.
-        """
+        """Keep the inputs from other forwards inside, or raise RuntimeError: another has slices left to launch."""
         if self._held:
             raise RuntimeError("the inputs of a forward would be overwritten between two of its slices")
         self._held = True

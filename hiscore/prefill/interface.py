@@ -1,4 +1,4 @@
-"""Runs packed prefills: the interface."""
+"""The interface of runners of packed prefills."""
 
 from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
@@ -29,8 +29,7 @@ class ForwardRunner(Protocol):
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
         """Compute the forwards of a batch, in order. On CUDA this only launches the work.
 
-        Returns:
-            [R, hidden]: final hidden states of all scored rows, forward after forward.
+        The results are the final hidden states of all scored rows, [R, hidden], forward after forward.
         """
         ...
 
@@ -39,13 +38,10 @@ class ForwardRunner(Protocol):
         return 1
 
     def in_slices(self, forward: Forward, arrays: PinnedArrays) -> Generator[None, None, Tensor]:
-        """Compute one forward: each step launches a slice of it.
+        """Compute one forward, see `forward`: each step launches a slice of it.
 
         Until the last one, other forwards have no more rows than `between`, and neither read what this one adds to
         the pool nor change what it reads or writes there; they may write the same again.
-
-        Returns:
-            See `forward`.
         """
         yield from ()
         return self.forward([forward])

@@ -16,7 +16,6 @@ class Pools:
     Attributes:
         shared: [layers, slots, 2, kv_heads, head_dim], of all layers without one of their own, in order.
         windows: By layer, [slots, 2, kv_heads, head_dim]. Its context is at `SegmentGroup.window_slots`.
-        first_row: Slot of the first row in these.
     """
 
     shared: Tensor

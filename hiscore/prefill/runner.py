@@ -76,11 +76,10 @@ def make_runner(
     paged_attention: "FlashInferAttention | None" = None,
     in_slices: bool = False,
 ) -> Runner:
-    """The runner for a decoder's device.
+    """Make the runner for a decoder's device.
 
     Args:
         slots: Tokens that its KV pool holds.
-        max_rows: Tokens of one forward at most.
         pools: Memory to use instead.
         paged_attention: Attention to use instead, on a GPU, if all keys and values are in pages of that pool.
         in_slices: Launch forwards of many rows in slices, on a GPU that has the whole decoder.
