@@ -24,9 +24,10 @@ def attention_tiles(
     """Cut the groups of a forward into tiles. Grid: any.
 
     In: described int32, see `attention.tile_inputs`.
-    Out: segment_starts int32 [T]: the first row of each row's segment; tiles, scored_tiles int32 [tiles,
-    TILE_FIELDS], the latter for the last layer, without rows where none is scored; columns int32 [4 T]: rows whose
-    keys tiles read, or NO_KEY.
+    Out:
+        segment_starts: int32 [T]: the first row of each row's segment.
+        tiles, scored_tiles: int32 [tiles, TILE_FIELDS], the latter for the last layer: empty where none is scored.
+        columns: int32 [4 T]: rows whose keys tiles read, or NO_KEY.
 
     Args:
         TILE_ROWS: Rows of a tile, at most. PADDED_ROWS: A power of two, at least as many.

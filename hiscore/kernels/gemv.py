@@ -132,9 +132,7 @@ def fits(rows: int, inputs: int) -> bool:
 
 
 def product_output(x: Tensor, weight: Tensor, gelu: int | None, onto: Tensor | None = None) -> Tensor:
-    """Check that tensors are contiguous; return `onto`, or a new tensor for the product [rows, out] of
-    `multiply`.
-    """
+    """Check that tensors are contiguous; return `onto`, or a new tensor for the product of `multiply`."""
     outputs = len(weight) if gelu is None else len(weight) // 2
     out = weight.new_empty((len(x), outputs)) if onto is None else onto
     if not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):

@@ -30,17 +30,24 @@ def select_pages(
 
     Grid: (R, kv_heads). Pages are visited BLOCK at a time, LRU pages LRU_BLOCK at a time.
 
-    In: scores float32 [R, heads, max_pages], read under SOFTMAX; fully_resident, full_attention bool
-    [max_sequences]; newest_selected, newest pages that are always selected.
-    In, under SOFTMAX workspace: weights float32 [R, kv_heads, max_pages], to select by. Without SOFTMAX their
-    softmax estimates the shares of attention.
-    Workspace: keys uint32 [R, kv_heads, keys_stride].
-    Out, ascending lists: pages int32 [R, kv_heads, width], numbers within the sequence, then -1; device_pages of
-    the same shape, then 0, under PENDING ~page for a missing one; swaps int32 [R, kv_heads, width, 2], missing
-    pages as pairs (host page, device page). counts, swap_counts int32 [R, kv_heads]: their lengths.
-    Out: mass float32 [R, kv_heads], estimated share of attention.
-    In place: total_hits, total_misses, total_mass, see `KVCache`; device_page_of int32 [host pages, kv_heads];
-    host_page_of, last_use int32 [device pages, kv_heads].
+    In:
+        scores: float32 [R, heads, max_pages], read under SOFTMAX.
+        fully_resident, full_attention: bool [max_sequences].
+        newest_selected: Newest pages that are always selected.
+    Workspace:
+        keys: uint32 [R, kv_heads, keys_stride].
+        weights: float32 [R, kv_heads, max_pages], to select by. Without SOFTMAX they are given, and their softmax
+            estimates the shares of attention.
+    Out:
+        pages: int32 [R, kv_heads, width], numbers within the sequence, ascending; then -1.
+        device_pages: int32 [R, kv_heads, width]; 0 after the end. Under PENDING, ~page for a missing one.
+        swaps: int32 [R, kv_heads, width, 2], missing pages as pairs (host page, device page).
+        counts, swap_counts: int32 [R, kv_heads]: lengths of pages and swaps.
+        mass: float32 [R, kv_heads], estimated share of attention.
+    In place:
+        total_hits, total_misses, total_mass: See `KVCache`.
+        device_page_of: int32 [host pages, kv_heads].
+        host_page_of, last_use: int32 [device pages, kv_heads].
     """
     row = tl.program_id(0)
     head = tl.program_id(1)

@@ -4,9 +4,10 @@ A row is cut into splits, so that a few rows use the whole device. Candidates ar
 the bin that certainly leaves enough for top-k or top-p: few, where logits are far apart. Where they are not, the
 bins among which the last may lie are cut into parts. Weights are integers, so no sum depends on its order.
 
-Shapes: logits float32 [R, stride]; maxima float32 [R, splits]; sums int64 [2, R, splits]; bins int32 [R, 256];
-ranges float64 [5, R], see `RANGES`; base int64 [R]; found int32 [2, R]; masses int64 [R, PARTS]; listed int64 [R,
-LISTED].
+Tensors of a draw's kernels:
+    logits, maxima: float32 [R, stride], [R, splits]. sums: int64 [2, R, splits]. bins: int32 [R, 256].
+    ranges: float64 [5, R], see `RANGES`. base, masses: int64 [R], [R, PARTS]. found: int32 [2, R].
+    listed: int64 [R, LISTED].
 """
 
 import triton

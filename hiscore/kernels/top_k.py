@@ -16,8 +16,7 @@ _COUNT_MASK = tl.constexpr((1 << 21) - 1)
 
 @triton.jit
 def float_key(value):
-    """uint32 keys of float32 values, in their order, below ALWAYS; both zeros are equal, NaN is next to
-    infinity."""
+    """uint32 keys of float32 values in their order, below ALWAYS; zeros are equal, NaN is next to infinity."""
     bits = value.to(tl.int32, bitcast=True)
     bits = tl.where(bits == -2147483648, 0, bits)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
