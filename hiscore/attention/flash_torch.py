@@ -13,7 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Attended:
-    """Attention of some rows: out [segments, rows, heads, head_dim], log_sum [segments, rows, heads]."""
+    """Attention of some rows to some keys.
+
+    Attributes:
+        out: [segments, rows, heads, head_dim].
+        log_sum: [segments, rows, heads]: the logarithm of the sum of exponentials of the logits.
+    """
 
     out: Tensor
     log_sum: Tensor
@@ -35,9 +40,12 @@ class Attended:
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Attended:
-    """softmax(q k^T scale) v of each segment: q [segments, rows, heads, head_dim], float32 or float64.
+    """softmax(q k^T scale) v of each segment.
 
-    k and v are [segments, keys, kv_heads, head_dim]. If causal, row i sees keys 0 to i; otherwise all.
+    Args:
+        q: [segments, rows, heads, head_dim], float32 or float64.
+        k, v: [segments, keys, kv_heads, head_dim].
+        causal: Row i sees keys 0 to i; otherwise all.
     """
     segments, kv_heads = k.shape[0], k.shape[2]
     # The kernel's batch is the KV heads of all segments, its heads are those of each: views, for one segment.

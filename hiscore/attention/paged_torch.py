@@ -23,7 +23,10 @@ def paged_attention(
     value_dim: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Compute `paged_triton.paged_attention` in PyTorch; a row without pages gets zeros.
+    """Compute `paged_triton.paged_attention` in PyTorch.
+
+    Returns:
+        [R, heads, value_dim or head_dim]; zeros for a row without pages.
 
     Raises:
         ValueError: Heads of one row have lists of different lengths.

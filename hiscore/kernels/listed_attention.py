@@ -17,8 +17,11 @@ def attend_lists(
 ):  # fmt: skip
     """Set out = softmax(q latents^T scale) values, by an online softmax. Grid: (T * blocks of M heads,).
 
-    In: q [T, heads, VALUE + TAIL]; pool [slots, VALUE + TAIL], whose first VALUE channels are a latent's value;
-    lists int32, pool slots; begins int64 [T], counts int32 [T]: the place and length, at least 1, of a row's list.
+    In:
+        q: [T, heads, VALUE + TAIL].
+        pool: [slots, VALUE + TAIL]; the first VALUE channels of a latent are its value.
+        lists: int32: pool slots; a row's list begins at `begins`, int64 [T].
+        counts: int32 [T]: the length of a row's list, at least 1.
     Out: out [T, heads, VALUE].
     """
     BLOCKS: tl.constexpr = (HEADS + M - 1) // M
