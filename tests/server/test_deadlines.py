@@ -6,7 +6,6 @@ import pytest
 
 from hiscore.launcher import Server
 from hiscore_client import DeadlineExceeded, ScoreClient
-from tests.client.cli.command import run
 from tests.server.conftest import StartServer
 from tests.server.held import Holdable
 from tests.support.timeouts import TIMEOUT_S
@@ -33,11 +32,3 @@ def test_a_deadline_passes(held: Server, holdable: Holdable) -> None:
         with holdable.held(), pytest.raises(DeadlineExceeded):
             client.score_ids([1], [[2]], LABELS, timeout=1)
         assert client.score_ids([1], [[2]], LABELS, timeout=TIMEOUT_S).scores.shape == (1, 3)
-
-
-def test_a_deadline_exits_with_5(held: Server, holdable: Holdable) -> None:
-    question = ["score", "--query", "Is it?", "--label", " Yes", "--label", " No", " a"]
-    with holdable.held():
-        done = run(*question, "--timeout", "1", url=held.grpc_url)
-    assert done.returncode == 5, done.stderr
-    assert run(*question, "--timeout", f"{TIMEOUT_S}", url=held.grpc_url).returncode == 0

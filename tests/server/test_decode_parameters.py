@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hiscore.launcher import Server
 from tests.server.conftest import StartServer
 from tests.server.generation import over_grpc, whole
-from tests.server.wire import Refused
 from tests.support.tiny_models import CONTEXT, VOCABULARY
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
@@ -161,22 +160,6 @@ def test_a_regex_and_an_ebnf_over_a_stream(decode: Server) -> None:
     )
     ebnf = 'root ::= "a" ("b" | "cd")+ "!"'
     assert re.fullmatch("a(b|cd)+!", over_grpc(decode, {"input_ids": PROMPT}, ebnf=ebnf, **options).text)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"json_schema": '{"type": "thing"}'}, "parameter 'json_schema': .*thing"),
-        ({"regex": "(a"}, "parameter 'regex': "),
-        ({"ebnf": "root ::= missing"}, "parameter 'ebnf': "),
-        ({"regex": "a", "json_schema": "{}"}, "exclude each other"),
-        ({"regex": 5}, "'regex' must be a non-empty string, not 5"),
-    ],
-)
-def test_a_bad_grammar_is_its_own_error(decode: Server, given: dict[str, Any], says: str) -> None:
-    with pytest.raises(Refused, match=says) as refused:
-        over_grpc(decode, {"input_ids": PROMPT}, **given)
-    assert refused.value.code == "INVALID_ARGUMENT"
 
 
 def frontend_request(prompt: str, stream: bool, echo: bool = False, **sampling: Any) -> list[Any]:

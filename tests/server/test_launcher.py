@@ -48,15 +48,6 @@ def test_three_starts_and_stops_leave_nothing(tiny_llama: Path, tmp_path: Path) 
         assert not server.ports.taken("127.0.0.1")
 
 
-def test_models_that_cannot_be_served_are_left_out(
-    tiny_llama: Path, start_server: StartServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = start_server(tiny_llama, queue_timeout_s=599)
-    assert server.models == ("scorer", "decode")
-    assert set(server.left_out) == {"tokenizer", "score"}
-    assert "tokenizer.json" in server.left_out["tokenizer"]
-
-
 @pytest.mark.exhaustive
 def test_a_free_port_that_gets_taken_is_chosen_anew(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

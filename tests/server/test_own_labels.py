@@ -40,18 +40,3 @@ def test_items_score_over_their_own_labels(lm: Server, apply_softmax: bool, max_
             assert (scores[index, len(own) :] == 0).all()
             if apply_softmax:
                 assert scores[index].sum() == pytest.approx(1, abs=1e-6)
-
-
-def test_a_call_of_several_forwards_keeps_each_items_labels(lm: Server) -> None:
-    rng = np.random.default_rng(1)
-    items = [rng.integers(20, 500, 80).tolist() for _ in range(550)]
-    counts = [2] * 549 + [5]
-    flat = [label for index, count in enumerate(counts) for label in range(index % 90, index % 90 + count)]
-    with ScoreClient(lm.grpc_url) as client:
-        together = client.score_ids([1, 2], items, flat, label_counts=counts, apply_softmax=True).scores
-        assert together.shape == (550, 5)
-        starts = np.cumsum([0, *counts])
-        for index in (0, 274, 549):
-            own = flat[starts[index] : starts[index + 1]]
-            alone = client.score_ids([1, 2], [items[index]], own, apply_softmax=True).scores[0]
-            np.testing.assert_allclose(together[index, : len(own)], alone, atol=BOUND, rtol=0)

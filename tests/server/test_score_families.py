@@ -109,24 +109,6 @@ def test_any_shapes_equal_transformers(batch: list[Tokens], softmax: bool, way: 
             assert answer.prompt_tokens == len(call.query) + sum(map(len, call.items))
 
 
-# Several times the budget; the unit tests of the scorer have the same shapes with 2,000 tokens.
-LONG = 5 * BUDGET
-ADVERSARIAL = {
-    "one-beside-a-long-one": (20, [1, LONG]),
-    "long-query": (LONG, [1, 2]),
-    "empty-items": (1, [0] * 50),
-    "empty-query": (0, [1, 100, 7]),
-}
-
-
-@ONCE
-@pytest.mark.parametrize("shape", ADVERSARIAL)
-def test_adversarial_shapes_equal_transformers(shape: str, family: Family) -> None:
-    call = random_tokens(np.random.default_rng(3), *ADVERSARIAL[shape], VOCABULARY)
-    answer = family.score(call, apply_softmax=True)
-    check(answer.scores, family.true_scores(call, apply_softmax=True))
-
-
 def test_scores_equal_transformers_and_of_a_wrong_layout_they_do_not(family: Family) -> None:
     call = random_tokens(np.random.default_rng(4), 13, [3, 7, 7], VOCABULARY)
     expected = family.true_scores(call, apply_softmax=True)

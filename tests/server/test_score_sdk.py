@@ -84,14 +84,6 @@ def test_a_call_in_chunks_equals_one_request(lm: Server) -> None:
         assert np.ptp(expected.scores[:, 0]) > 100 * INVARIANCE
 
 
-def test_a_bad_call_is_an_invalid_request_with_its_id(lm: Server) -> None:
-    with ScoreClient(lm.grpc_url) as client:
-        with pytest.raises(InvalidRequest, match=r"label ' Yes No' is 2 tokens") as raised:
-            client.score(QUERY, ITEMS, labels=[" Yes No"], request_id="mine")
-        assert raised.value.request_id == "mine"
-        assert client.score(QUERY, ITEMS, labels=[" Yes"]).scores.shape == (4, 1)
-
-
 def test_the_first_example_of_the_readme_is_right(server: Server) -> None:
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
     found = re.search(r'"query": (".*?"), "items": (\[.*?\]), "labels": (\[.*?\])', readme)

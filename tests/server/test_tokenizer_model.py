@@ -51,13 +51,6 @@ def test_the_layout_holds_the_tokens_of_each_whole_text(
     assert [[*head, *rest] for rest in rests] == whole
 
 
-def test_what_is_common_is_the_query(lm: Server) -> None:
-    head, rests = tokenize(lm, "Is this a fruit? It is", [" an apple", " a hammer", " an apple"])
-    assert len(head) > 5
-    assert rests[0] == rests[2] != rests[1]
-    assert rests[0][:1] != rests[1][:1]
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_without_items_it_is_the_query_alone(way: str, lm: Server, tiny_lm: Path) -> None:
     assert tokenize(lm, "Is it?", [], way) == (
