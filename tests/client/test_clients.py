@@ -31,7 +31,7 @@ from hiscore_client import (
 )
 from hiscore_client.deadline import Deadline
 from tests.client.faulty_server import FaultyServer, abort, checksum, serving, until_cancelled, when
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 QUICK = RetryPolicy(attempts=3, first_pause=0.01)
 FULL = abort("UNAVAILABLE", "in ensemble 'score', Exceeds maximum queue size")
@@ -183,13 +183,6 @@ def test_messages_beyond_grpcs_own_limit_of_four_megabytes_pass(twin: Twin, serv
     assert len(server.requests[0].raw_input_contents[1]) > 4 * 2**20
 
 
-def test_unavailable_twice_then_well(twin: Twin, server: FaultyServer) -> None:
-    server.faults.extend([FULL, FULL])
-    result = twin("score", "q", ["a"], labels=LABELS)
-    np.testing.assert_array_equal(result.scores, expected("q", ["a"], LABELS))
-    assert len(server.requests) == 3
-
-
 def test_each_chunk_has_its_own_tries(twin: Twin, server: FaultyServer) -> None:
     server.faults.extend([FULL, FULL])
     result = twin("score", "q", ITEMS, labels=LABELS, client={"limits": ChunkLimits(max_items=10)})
@@ -255,7 +248,7 @@ def test_one_failed_chunk_cancels_the_others(twin: Twin, server: FaultyServer) -
     settings = {"limits": ChunkLimits(max_items=10), "max_in_flight": 3}
     with pytest.raises(InvalidRequest, match="bad item"):
         twin("score", "q", ITEMS, labels=LABELS, client=settings)
-    eventually(lambda: server.cancelled == 2)
+    wait_until(lambda: server.cancelled == 2)
     assert len(server.requests) == 3
 
 
@@ -364,7 +357,7 @@ def test_closing_ends_calls_of_other_threads(url: str, server: FaultyServer) -> 
     client = ScoreClient(url)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(client.score, "q", ["a"], labels=LABELS)
-        eventually(lambda: server.running == 1)
+        wait_until(lambda: server.running == 1)
         client.close()
         with pytest.raises(Cancelled):
             call.result(timeout=TIMEOUT_S)
@@ -375,7 +368,7 @@ def test_closing_wakes_a_call_that_waits_to_try_again(url: str, server: FaultySe
     client = ScoreClient(url, retry=RetryPolicy(first_pause=60, longest_pause=60))
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(client.score, "q", ["a"], labels=LABELS)
-        eventually(lambda: len(server.requests) == 1 and server.running == 0)
+        wait_until(lambda: len(server.requests) == 1 and server.running == 0)
         client.close()
         with pytest.raises(Cancelled):
             call.result(timeout=TIMEOUT_S)
@@ -385,7 +378,7 @@ async def test_closing_ends_calls_of_other_tasks(url: str, server: FaultyServer)
     server.faults.append(until_cancelled)
     client = AsyncScoreClient(url)
     call = asyncio.ensure_future(client.score("q", ["a"], labels=LABELS))
-    await asyncio.to_thread(eventually, lambda: server.running == 1)
+    await asyncio.to_thread(wait_until, lambda: server.running == 1)
     await client.close()
     with pytest.raises(Cancelled):
         await asyncio.wait_for(call, TIMEOUT_S)
@@ -395,11 +388,11 @@ async def test_cancelling_a_task_cancels_its_requests(url: str, server: FaultySe
     server.faults.extend([until_cancelled] * 3)
     async with AsyncScoreClient(url, limits=ChunkLimits(max_items=10), max_in_flight=3) as client:
         call = asyncio.ensure_future(client.score("q", ITEMS, labels=LABELS))
-        await asyncio.to_thread(eventually, lambda: server.running == 3)
+        await asyncio.to_thread(wait_until, lambda: server.running == 3)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await asyncio.to_thread(eventually, lambda: server.cancelled == 3)
+        await asyncio.to_thread(wait_until, lambda: server.cancelled == 3)
     assert len(server.requests) == 3
 
 
@@ -420,11 +413,3 @@ def test_threads_share_a_client(url: str) -> None:
 def test_all_public_names_exist_and_nothing_else_is_promised() -> None:
     assert all(hasattr(hiscore_client, name) for name in hiscore_client.__all__)
     assert hiscore_client.__all__ == sorted(hiscore_client.__all__)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = TIMEOUT_S) -> None:
-    """Wait for what another thread is about to do."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)

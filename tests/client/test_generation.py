@@ -5,7 +5,6 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from hiscore_client import (
     generation,
 )
 from tests.client.faulty_server import FaultyServer, abort, delay, refuse, serving, until_cancelled
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 QUICK = RetryPolicy(attempts=3, first_pause=0.01)
 CHUNKS = [
@@ -84,13 +83,6 @@ class Twin:
 @pytest.fixture(params=["sync", "async"])
 def twin(request: pytest.FixtureRequest, url: str) -> Twin:
     return Twin(request.param == "async", url)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.005)
 
 
 def sent(server: FaultyServer) -> dict[str, Any]:
@@ -227,7 +219,7 @@ def test_errors_are_the_same_before_and_after_the_first_chunk(
     assert (chunks, type(error)) == (CHUNKS[:2], kind)
     assert len(server.requests) == 2
     # Read to its end: a cancellation just then would be one too many for Triton.
-    eventually(lambda: server.ended_streams == 2)
+    wait_until(lambda: server.ended_streams == 2)
     if way == "text":
         assert server.cancelled == 0
 
@@ -278,7 +270,7 @@ def test_leaving_the_loop_cancels_the_generation(twin: Twin, server: FaultyServe
     server.stream[2:] = [until_cancelled]
     chunks, error = twin.until_error("a", stop_after=stop_after)
     assert (chunks, error) == (CHUNKS[:stop_after], None)
-    eventually(lambda: server.ended_streams == 1)
+    wait_until(lambda: server.ended_streams == 1)
     assert server.cancelled == 1
 
 
@@ -288,7 +280,7 @@ def test_closing_the_iterator_cancels_the_generation(url: str, server: FaultySer
         stream = client.generate("a")
         assert next(stream) == CHUNKS[0]
         stream.close()
-        eventually(lambda: server.cancelled == 1)
+        wait_until(lambda: server.cancelled == 1)
         with pytest.raises(StopIteration):
             next(stream)
         # The client is as good as new.
@@ -309,7 +301,7 @@ def test_closing_the_iterator_cancels_the_generation(url: str, server: FaultySer
 
 def test_control_a_stream_that_is_read_to_its_end_is_not_cancelled(twin: Twin, server: FaultyServer) -> None:
     assert twin("a") == CHUNKS
-    eventually(lambda: server.ended_streams == 1)
+    wait_until(lambda: server.ended_streams == 1)
     assert server.cancelled == 0
 
 
@@ -371,7 +363,7 @@ def test_the_server_ends_a_stream_in_time_and_the_connection_only_later(
     chunks, error = twin.until_error("a", timeout=1.0)
     assert (chunks, type(error)) == (CHUNKS[:1], DeadlineExceeded)
     assert "the timeout of 1.0 s has passed" in str(error)
-    eventually(lambda: server.ended_streams == 1)
+    wait_until(lambda: server.ended_streams == 1)
     assert server.cancelled == 0
 
 
@@ -387,7 +379,7 @@ def test_a_reader_that_is_late_still_hears_from_the_server(
         time.sleep(1.2)
         with pytest.raises(DeadlineExceeded):
             next(chunks)
-    eventually(lambda: server.ended_streams == 1)
+    wait_until(lambda: server.ended_streams == 1)
     assert server.cancelled == 0
 
 
@@ -454,7 +446,7 @@ def test_a_stream_left_at_its_last_chunk_has_ended_and_is_not_cancelled(
     server.stream.append(delay(0.1))
     chunks, error = twin.until_error("a", stop_after=len(CHUNKS))
     assert (chunks, error) == (CHUNKS, None)
-    eventually(lambda: server.ended_streams == 1)
+    wait_until(lambda: server.ended_streams == 1)
     assert server.cancelled == 0
 
 

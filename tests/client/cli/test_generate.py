@@ -16,7 +16,7 @@ from hiscore_client import RetryPolicy, config
 from tests.client.cli.command import COMMAND, lines, run
 from tests.client.cli.test_score import on_terminal
 from tests.client.faulty_server import FaultyServer, refuse, until_cancelled, when
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 TEXT = "The größte 🍎"
 RESULT = {"text": TEXT, "token_ids": [11, 12, 13, 14], "finish_reason": "stop"}
@@ -147,9 +147,7 @@ def test_a_terminal_sees_text_as_it_comes(url: str, server: FaultyServer) -> Non
         process.send_signal(2)
         assert process.wait(timeout=TIMEOUT_S) != 0
     os.close(master)
-    end = time.monotonic() + TIMEOUT_S
-    while not server.cancelled and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_until(lambda: server.cancelled > 0)
     assert server.cancelled == 1
 
 

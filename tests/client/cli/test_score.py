@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from hiscore_client.cli import show
 from tests.client.cli.command import COMMAND, lines, run, run_process
 from tests.client.faulty_server import FaultyServer, abort, checksum, until_cancelled, when
 from tests.support.processes import start_heeding_sigint
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 LABELS = ["--label", " Yes", "--label", " No"]
 QUESTION = ["--query", "fruit?", *LABELS]
@@ -336,10 +335,7 @@ def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
     with start_heeding_sigint(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
     ) as process:
-        end = time.monotonic() + TIMEOUT_S
-        while server.running == 0:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: server.running > 0)
         process.send_signal(2)
         assert process.wait(timeout=TIMEOUT_S) != 0
         assert process.stderr
