@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.fixed_answers import serve
+from tests.client.faulty_server import FaultyServer, serving
 
 CALLS = {None: 5_000, "": 100}
 # Whether one of so many calls of the API's models ended without a turn of gRPC's own threads, and whether gRPC
@@ -43,12 +43,9 @@ def test_answers_come_without_the_event_engine(of_the_caller: str | None) -> Non
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
     if of_the_caller is not None:
         environment["GRPC_EXPERIMENTS"] = of_the_caller
-    server, port = serve()
-    try:
-        command = [sys.executable, "-c", SCRIPT, f"127.0.0.1:{port}", str(CALLS[of_the_caller])]
+    with serving(FaultyServer()) as address:
+        command = [sys.executable, "-c", SCRIPT, address, str(CALLS[of_the_caller])]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    finally:
-        server.stop(0)
     assert "experiment" not in ran.stderr, "this version of gRPC has no such experiment any more"
     # The control: what the environment says already stays.
     assert ran.stdout.strip() == str(of_the_caller is None)

@@ -11,7 +11,7 @@ from hiscore.batching.batched_model import BatchLimits, Part, QueuedRequest, Who
 from hiscore.batching.batcher import Batcher
 from hiscore.batching.launch_pace import LaunchPace
 from hiscore.errors import Code, RequestError
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 FOREVER = float("inf")
 CANNOT_BE_JOINED, LOSES_ITS_ANSWER, MUTE = 801, 802, 803
@@ -135,14 +135,6 @@ def submit(device: Device, batcher: Batcher[int], *jobs: int, deadline: float = 
     return [job for job in jobs if isinstance(device.answers.get(job), RequestError)]
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    """For what nobody is notified of."""
-    end = time.monotonic() + TIMEOUT_S
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
-
-
 def test_waiting_requests_become_batches_within_the_limit(device: Device) -> None:
     batcher = device.batcher(in_flight=1)
     submit(device, batcher, 1)
@@ -201,10 +193,10 @@ def test_a_request_that_is_launched_at_once_needs_no_room_in_the_queue() -> None
     # While the first is being answered, the device is idle and nobody has launched the second yet.
     with device.changed:
         device.done[0].release()
-        assert wait_until(lambda: batcher._in_flight == 0)
+        wait_until(lambda: batcher._in_flight == 0)
         in_between = threading.Thread(target=submit, args=(device, batcher, 4, 5))
         in_between.start()
-        assert wait_until(lambda: batcher.totals.rejects["full"] == 2)
+        wait_until(lambda: batcher.totals.rejects["full"] == 2)
     in_between.join()
     assert device.wait(lambda: device.launched == [[1], [2, 4]])
     device.finish_all()
@@ -320,7 +312,7 @@ def test_the_pace_learns_from_no_batch_that_fails(device: Device, monkeypatch: p
     batcher = device.batcher(in_flight=1, max_cost=1)
     for job in (13, 17, LOSES_ITS_ANSWER, 1):
         submit(device, batcher, job)
-        assert wait_until(lambda job=job: device.finish_all() or job in device.answers)
+        wait_until(lambda job=job: device.finish_all() or job in device.answers)
     batcher.close()
     assert batcher._pace.told == [*2 * ["launched", "forgotten"], "launched", "finished"]
 
@@ -417,13 +409,6 @@ def test_what_arrives_while_a_request_runs_on_the_spot_follows_it(device: Device
     assert (answers, device.answers) == ([10], {2: 20})
 
 
-def test_without_a_limit_for_it_a_model_runs_nothing_on_the_spot(device: Device) -> None:
-    batcher = device.batcher()
-    assert batcher.run_alone(1) is None
-    batcher.close()
-    assert device.launched == []
-
-
 def test_answered_calls_have_a_time_and_refused_ones_have_not(device: Device) -> None:
     batcher = device.batcher(max_cost=1, max_queue=1, in_flight=1)
     submit(device, batcher, 1)
@@ -474,12 +459,12 @@ def test_what_cannot_be_answered_harms_no_later_call(device: Device, job: int) -
     batcher = device.batcher()
     submit(device, batcher, job)
     if job != MUTE:
-        assert wait_until(lambda: answered(job))
+        wait_until(lambda: answered(job))
         error = device.answers[job]
         assert isinstance(error, RequestError)
         assert error.code is Code.INTERNAL
     submit(device, batcher, 5)
-    assert wait_until(lambda: answered(5))
+    wait_until(lambda: answered(5))
     assert device.answers[5] == 50
     batcher.close()
 

@@ -2,12 +2,10 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from hiscore.server import die_with_parent
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.timeouts import wait_until
 
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
@@ -20,13 +18,6 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = Path("/proc") / parent.stdout.readline().strip()
-        wait_for(lambda: (child / "comm").read_text().strip() == "sleep")
+        wait_until(lambda: (child / "comm").read_text().strip() == "sleep")
         parent.kill()
-        wait_for(lambda: not child.exists() or "State:\tZ" in (child / "status").read_text())
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = TIMEOUT_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+        wait_until(lambda: not child.exists() or "State:\tZ" in (child / "status").read_text())

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from typing import Any
@@ -22,7 +22,7 @@ from hiscore.settings import ApiProcessSettings
 from tests.client.faulty_server import DEFAULT_STREAM, FaultyServer, until_cancelled
 from tests.server.raw_http import post
 from tests.support.api_bodies import BODIES
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S, wait_until
 from tests.unit.api.conftest import MakeClient, MakeSettings
 
 pytestmark = pytest.mark.slow
@@ -186,10 +186,10 @@ def test_the_work_of_callers_that_leave_is_cancelled_on_every_route(
         before = models.cancelled
         with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
             connection.sendall(good(path, body))
-            eventually(lambda: models.running == 1)
-        eventually(lambda: models.running == 0 and models.cancelled == before + 1)  # noqa: B023
+            wait_until(lambda: models.running == 1)
+        wait_until(lambda: models.running == 0 and models.cancelled == before + 1)  # noqa: B023
         counted = f'hiscore_api_requests_total{{route="{path}",status="499"}}'.encode()
-        eventually(lambda: counted in ask(address, b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"))  # noqa: B023
+        wait_until(lambda: counted in ask(address, b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"))  # noqa: B023
     assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200")
 
 
@@ -202,10 +202,10 @@ def test_the_work_of_callers_that_leave_is_cancelled_if_they_have_asked_for_more
         before = models.cancelled
         with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
             connection.sendall(request + at_once)
-            eventually(lambda: models.running == 1)
+            wait_until(lambda: models.running == 1)
             time.sleep(2 * WATCH_AFTER_S)
             connection.sendall(later)
-        eventually(lambda: models.running == 0 and models.cancelled == before + 1)  # noqa: B023
+        wait_until(lambda: models.running == 0 and models.cancelled == before + 1)  # noqa: B023
     # The control: of one that stays, all are answered.
     assert ask(address, 3 * request + good(*CASES[0])).count(b"HTTP/1.1 200") == 4
 
@@ -216,7 +216,7 @@ def test_far_more_requests_than_are_waited_for_end_the_connection(
     models.faults.append(until_cancelled)
     request = good(*CASES[0]).replace(b"Connection: close\r\n", b"")
     assert ask(address, request + 10 * MAX_WAITING * b"GET /health HTTP/1.1\r\n\r\n") == b""
-    eventually(lambda: models.cancelled == 1)
+    wait_until(lambda: models.cancelled == 1)
     # The control: so many may wait.
     assert ask(address, MAX_WAITING * request + good(*CASES[0])).count(b"HTTP/1.1 200") == MAX_WAITING + 1
 
@@ -231,10 +231,10 @@ def test_generations_are_cancelled_wherever_their_caller_leaves(
         before = models.cancelled
         with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
             connection.sendall(good(path, {**body, "n": choices, "stream": streams}))
-            eventually(lambda: models.running == choices)
+            wait_until(lambda: models.running == choices)
             if streams and place:
                 assert connection.recv(1) == b"H"
-        eventually(lambda: models.running == 0)
+        wait_until(lambda: models.running == 0)
         assert models.cancelled == before + choices, (path, place, streams)
 
 
@@ -244,7 +244,7 @@ def test_connections_are_limited(address: tuple[str, int]) -> None:
             connection = stack.enter_context(socket.create_connection(address, timeout=TIMEOUT_S))
             connection.sendall(good(*CASES[0])[:-3])
         assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 503")
-    eventually(lambda: ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200"))
+    wait_until(lambda: ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200"))
 
 
 def test_what_is_no_http_is_refused(address: tuple[str, int]) -> None:
@@ -290,10 +290,3 @@ def test_nothing_is_sent_to_a_caller_that_has_just_left(ends: bool, caplog: pyte
 
     asyncio.run(leave())
     assert ("Exception in ASGI application" in caplog.text) == (not ends)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

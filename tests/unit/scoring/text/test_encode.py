@@ -278,15 +278,10 @@ BAD = {
     ),
     "both label inputs": (TextRequest("a b", ["c"], [" Yes"], LABELS), "exactly one .* both were given"),
     "empty labels": (TextRequest("a b", ["c"], []), "'labels' is empty"),
-    "too many labels": (
-        TextRequest("a b", ["c"], ["a", "b", "c", "d"]),
-        "'labels' holds 4 labels: at most 3",
-    ),
     "label id out of the vocabulary": (
         TextRequest("a", ["b"], None, np.array([2_000], np.int32)),
         "holds 2000.*0 to 1999",
     ),
-    "label id twice": (TextRequest("a", ["b"], None, np.array([7, 7], np.int32)), "holds 7 more than once"),
     "both empty": (TextRequest("", ["a", ""], None, LABELS), "query and item 1 are both empty"),
     "context": (
         TextRequest("a b " * 100, ["c " * 110, "d"], None, LABELS),
