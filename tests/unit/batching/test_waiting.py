@@ -1,4 +1,4 @@
-"""What is kept of requests that have started, while others wait."""
+"""Requests that wait: what is kept of those that have started, and the places of those that are dropped."""
 
 import gc
 import math
@@ -59,3 +59,17 @@ def test_behind_one_that_waits_those_that_have_started_are_freed(
     kept = sum(request() is not None for request in seen)
     assert len(waiting) == 1
     assert (kept < ROUNDS // 2) == (spare < math.inf)
+
+
+@pytest.mark.parametrize("deadline", [0.0, LATE], ids=["late", "cancelled"])
+def test_a_request_that_is_dropped_leaves_its_place_to_another(deadline: float) -> None:
+    model: Any = Model(0)
+    waiting: WaitingRequests[int] = WaitingRequests(model, BatchLimits(8, 1), Totals(), LoadBoard())
+    first, second = QueuedRequest(8, model, deadline), QueuedRequest(8, model, LATE)
+    assert waiting.admit(first, 8, at_once=False, busy=True)
+    assert not waiting.admit(second, 8, at_once=False, busy=True), "the queue has one place"
+    parts, _, ((dropped, _),) = waiting.next_batch([] if deadline == 0.0 else [first])
+    assert dropped is first
+    assert not parts
+    waiting.answered(first)
+    assert waiting.admit(second, 8, at_once=False, busy=True)
