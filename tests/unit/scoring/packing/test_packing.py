@@ -213,13 +213,13 @@ def test_a_prompt_that_does_not_fit_the_pool_is_refused_and_leaks_no_page(query:
 
 
 def test_the_reserve_holds_two_prompts_that_span_forwards() -> None:
-    """Shapes found by search that need more than half of it: a reserve for one prompt would be too small."""
-    reserve = pool_reserve(64, 64)
-    shapes = [(62, [1, 1, 2, 2, 2]), (51, [7, 13, 1, 11, 7])]
+    """Shapes found by search that need 10 of its 14 pages: for one prompt alone 9 would be reserved."""
+    reserve = pool_reserve(221, 133)
+    shapes = [(65, [62, 50, 20]), (111, [59, 110]), (94, [102, 125, 110])]
     prompts = [Tokens([1] * query, [[2] * item for item in items]).prompt() for query, items in shapes]
-    pack(prompts, 64, QueryCache(reserve, reserve, caching=False))
+    pack(prompts, 133, QueryCache(reserve, reserve, caching=False))
     with pytest.raises(PoolExhausted):
-        pack(prompts, 64, QueryCache(reserve // 2, 0, caching=False))
+        pack(prompts, 133, QueryCache(9, 0, caching=False))
 
 
 def test_an_item_that_ends_with_its_forward_takes_no_page() -> None:
