@@ -111,11 +111,7 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelStreamInfer(self, requests: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         """As Triton and `decode` do: an error is a text that begins with its code, then the stream ends."""
         request = next(requests)
-        with self._lock:
-            self.requests.append(request)
-            self.metadata.append(dict(context.invocation_metadata()))
-            fault = self.faults.popleft() if self.faults else None
-            self.running += 1
+        fault = self._begin(request, context)
         try:
             if fault is not None:
                 fault(context)
@@ -133,12 +129,7 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
                 self.ended_streams += 1
 
     def ModelInfer(self, request: Any, context: grpc.ServicerContext) -> Any:
-        with self._lock:
-            self.requests.append(request)
-            self.metadata.append(dict(context.invocation_metadata()))
-            fault = self.faults.popleft() if self.faults else None
-            self.running += 1
-            self.most_running = max(self.most_running, self.running)
+        fault = self._begin(request, context)
         try:
             time.sleep(self.work_seconds)
             if fault is not None:
@@ -165,6 +156,15 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         for name, datatype in OUTPUTS[request.name]:
             response.outputs.add(name=name, datatype=datatype)
         return response
+
+    def _begin(self, request: Any, context: grpc.ServicerContext) -> Fault | None:
+        """Note a request; return what happens to it."""
+        with self._lock:
+            self.requests.append(request)
+            self.metadata.append(dict(context.invocation_metadata()))
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+            return self.faults.popleft() if self.faults else None
 
     def _answer(self, request: Any) -> Any:
         inputs = {

@@ -15,7 +15,7 @@ from hiscore.launcher.repository import TEMPLATES
 from hiscore.settings import ServeSettings
 from tests.server.held import Holdable
 from tests.server.leftovers import leftovers
-from tests.support import tiny_models, tiny_tokenizers
+from tests.support import chat_templates, tiny_models, tiny_tokenizers
 
 # Of the files that take about a minute and more, the longest first: workers take one file after another.
 LONGEST = (
@@ -74,7 +74,7 @@ def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random causal LM with a tokenizer: served by all models."""
     directory = tiny_models.make("llama", tmp_path_factory.mktemp("tiny-lm"))
     tokenizer = tiny_tokenizers.train(tiny_tokenizers.smollm2(), tiny_models.VOCABULARY)
-    (directory / "chat_template.jinja").write_text(tiny_tokenizers.CHAT_TEMPLATE)
+    (directory / "chat_template.jinja").write_text(chat_templates.CHATML)
     return tiny_tokenizers.save(tokenizer, directory)
 
 

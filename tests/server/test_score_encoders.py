@@ -16,6 +16,7 @@ from tests.support import tiny_encoders
 from tests.support.comparison import check
 from tests.support.pair_truth import PairTruth
 from tests.support.strategies import Tokens
+from tests.support.truth import of_classifier
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
@@ -50,15 +51,9 @@ def test_every_family_is_served() -> None:
     assert {tiny_encoders.ENCODERS[name].model_type for name in SERVED} == set(ENCODER_FAMILIES)
 
 
-def expected(checkpoint: Path, query: str, items: list[str], **options: object) -> np.ndarray:
-    rows = truth_of(checkpoint).scores(query, items)
-    if not options:
-        return rows
-    rows = rows / options["temperature"]
-    if rows.shape[1] == 1:
-        return 1 / (1 + np.exp(-rows))
-    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+def expected(checkpoint: Path, query: str, items: list[str], **options: float) -> np.ndarray:
+    rows = truth_of(checkpoint).scores(query, items) / options.get("temperature", 1.0)
+    return of_classifier(rows, bool(options))
 
 
 @pytest.mark.parametrize("way", WAYS)

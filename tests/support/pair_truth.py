@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from tests.support.truth import of_classifier
+
 
 class PairTruth:
     """transformers' own model and tokenizer of a checkpoint."""
@@ -29,7 +31,7 @@ class PairTruth:
         self, query: str, items: Sequence[str], apply_softmax: bool = False, item_first: bool = False
     ) -> np.ndarray:
         """float64 [items, labels]."""
-        return _scores(
+        return of_classifier(
             np.stack([self._logits(**self.encode(query, item, item_first)) for item in items]), apply_softmax
         )
 
@@ -44,17 +46,8 @@ class PairTruth:
             if types:
                 inputs["token_type_ids"] = torch.tensor([[0] * len(query) + [1] * len(item)])
             rows.append(self._logits(**inputs))
-        return _scores(np.stack(rows), apply_softmax)
+        return of_classifier(np.stack(rows), apply_softmax)
 
     @torch.inference_mode()
     def _logits(self, **inputs: torch.Tensor) -> np.ndarray:
         return self.model(**inputs).logits[0].double().numpy()
-
-
-def _scores(rows: np.ndarray, apply_softmax: bool) -> np.ndarray:
-    if not apply_softmax:
-        return rows
-    if rows.shape[1] == 1:
-        return 1 / (1 + np.exp(-rows))
-    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)

@@ -22,10 +22,6 @@ from transformers import PreTrainedTokenizerFast
 from hiscore.tokenization.safe_splits import CL100K, O200K, QWEN2
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CHAT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 CORPUS = [
     "Is this a fruit? Answer Yes or No. The item is: an apple, a hammer, 12 nails and 345 screws.",
     "I'm sure that they've said it's what we'll do; he'd agree. Don't ask.  Two  spaces   three.",

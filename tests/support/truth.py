@@ -47,12 +47,17 @@ class Truth:
         """float64 [items, labels], by the contract's meaning of a score."""
         rows = np.stack([self.logits([*query, *item]) for item in items]) / temperature
         if self.is_classifier:
-            if not apply_softmax:
-                return rows
-            return 1 / (1 + np.exp(-rows)) if rows.shape[1] == 1 else _softmax(rows)
+            return of_classifier(rows, apply_softmax)
         if apply_softmax:
             return _softmax(rows[:, list(labels)])
         return _softmax(rows)[:, list(labels)]
+
+
+def of_classifier(rows: np.ndarray, apply_softmax: bool) -> np.ndarray:
+    """The scores of a classifier's logits [items, labels]: of one label, a softmax is a sigmoid."""
+    if not apply_softmax:
+        return rows
+    return 1 / (1 + np.exp(-rows)) if rows.shape[1] == 1 else _softmax(rows)
 
 
 def _softmax(rows: np.ndarray) -> np.ndarray:

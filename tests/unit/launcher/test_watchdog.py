@@ -87,10 +87,8 @@ class FakeServer:
         return [name for name, _ in self.events]
 
 
-def watch(
-    server: FakeServer, *steps: Callable[[], object], expected: type[BaseException] = Stop
-) -> tuple[Watchdog, str]:
-    """Watch until the steps are over, one each time that the watchdog is idle; how the watch ended."""
+def watchdog_of(server: FakeServer, *steps: Callable[[], object]) -> Watchdog:
+    """A watchdog that takes a step each time that it is idle, and stops when they are over."""
     left = list(steps)
 
     def idle() -> None:
@@ -98,7 +96,14 @@ def watch(
             raise Stop
         left.pop(0)()
 
-    watchdog = Watchdog(server, idle, server.clock)
+    return Watchdog(server, idle, server.clock)
+
+
+def watch(
+    server: FakeServer, *steps: Callable[[], object], expected: type[BaseException] = Stop
+) -> tuple[Watchdog, str]:
+    """Watch until the steps are over; how the watch ended."""
+    watchdog = watchdog_of(server, *steps)
     with pytest.raises(expected) as ended:
         watchdog.watch()
     return watchdog, str(ended.value)
@@ -229,14 +234,7 @@ def test_it_says_what_it_is_busy_with(clock: FakeClock) -> None:
     server = FakeServer(clock)
     said: list[str] = []
     server.during_restart = lambda: said.append(watchdog.unready)
-    left: list[Callable[[], object]] = [lambda: exits(server), *[lambda: said.append(watchdog.unready)] * 6]
-
-    def idle() -> None:
-        if not left:
-            raise Stop
-        left.pop(0)()
-
-    watchdog = Watchdog(server, idle, clock)
+    watchdog = watchdog_of(server, lambda: exits(server), *[lambda: said.append(watchdog.unready)] * 6)
     with pytest.raises(Stop):
         watchdog.watch()
     # Five polls in the pause of a second, one in the restart itself, and one when it is over.
@@ -250,15 +248,8 @@ def test_it_lives_while_it_watches_or_restarts(clock: FakeClock) -> None:
     server.restart_takes_s = 500
     lived: list[bool] = []
     server.during_restart = lambda: lived.append(watchdog.alive)
-    left: list[Callable[[], object]] = [lambda: exits(server), *[nothing] * 5]
-
-    def idle() -> None:
-        if not left:
-            lived.append(watchdog.alive)
-            raise Stop
-        left.pop(0)()
-
-    watchdog = Watchdog(server, idle, clock)
+    steps = [lambda: exits(server), *[nothing] * 5, lambda: lived.append(watchdog.alive)]
+    watchdog = watchdog_of(server, *steps)
     with pytest.raises(Stop):
         watchdog.watch()
     assert lived == [True, True]

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,19 @@ def modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "forward.json").write_text(json.dumps(RESULTS | {"dtype": "bfloat16"}))
 
 
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs some steps with arguments of the command line behind the directory of results."""
+
+    def run(steps: list[Step], *arguments: str, out: str = ".") -> int:
+        monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
+        monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: steps)
+        monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / out), *arguments])
+        return bench.main()
+
+    return run
+
+
 def good(tmp_path: Path, seconds: float = 5, name: str = "a good one") -> Step:
     """Compares a file with itself."""
     return Step(name, "good", (str(tmp_path / "forward.json"),) * 2, seconds)
@@ -34,13 +48,8 @@ def steps(tmp_path: Path) -> list[Step]:
     return [Step("a lost one", "lost", (str(tmp_path / "nowhere"),) * 2, 5), good(tmp_path)]
 
 
-def test_a_failed_step_stops_no_other_and_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: steps(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
-    assert bench.main() == 1
+def test_a_failed_step_stops_no_other_and_is_reported(tmp_path: Path, run: Callable[..., int]) -> None:
+    assert run(steps(tmp_path)) == 1
     done = json.loads((tmp_path / "bench.json").read_text())["steps"]
     assert [(step["name"], step["code"]) for step in done] == [("a lost one", 2), ("a good one", 0)]
     assert "cannot compare" in (tmp_path / "logs/a-lost-one.txt").read_text()
@@ -48,12 +57,10 @@ def test_a_failed_step_stops_no_other_and_is_reported(
     assert "- **FAILED**: a lost one" in report
     assert "a good one" not in report
 
-    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "good"])
-    assert bench.main() == 0
+    assert run(steps(tmp_path), "--only", "good") == 0
     # What an earlier run left in the directory is still there.
     assert "- **FAILED**: a lost one" in (tmp_path / "report.md").read_text()
-    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "goo"])
-    assert bench.main() == 2
+    assert run(steps(tmp_path), "--only", "goo") == 2
 
 
 def test_every_step_is_a_module_of_perf(tmp_path: Path) -> None:
@@ -95,54 +102,48 @@ def test_a_step_that_is_interrupted_leaves_no_process(
     assert started[0].returncode is not None
 
 
-def test_a_step_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_hangs_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., int]
+) -> None:
     """A file to read that nobody writes; the step after it still runs."""
     os.mkfifo(tmp_path / "never.json")
     hanging = Step("a hanging one", "good", (str(tmp_path / "never.json"),) * 2, 0.0)
-    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
     monkeypatch.setattr(bench_process, "MORE_S", 0.3)
-    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: [hanging, good(tmp_path)])
-    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out")])
     # The other one has all the time that it needs.
     monkeypatch.setattr(bench_process, "TIMES_PLANNED", 100.0)
-    assert bench.main() == 1
+    assert run([hanging, good(tmp_path)], out="out") == 1
     done = json.loads((tmp_path / "out/bench.json").read_text())["steps"]
     assert [step["code"] for step in done] == [bench_process.TIMED_OUT, 0]
     assert "stopped after" in (tmp_path / "out/logs/a-hanging-one.txt").read_text()
 
 
 def test_what_does_not_fit_is_not_started_and_is_done_when_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., int]
 ) -> None:
-    short, long = good(tmp_path), good(tmp_path, 50_000, "a long one")
-    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: [short, long])
-    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--minutes", "500"])
-    assert bench.main() == 1
+    both = [good(tmp_path), good(tmp_path, 50_000, "a long one")]
+    assert run(both, "--minutes", "500") == 1
     record = json.loads((tmp_path / "bench.json").read_text())
     assert [step["name"] for step in record["steps"]] == ["a good one"]
     assert record["not_run"][0].startswith("a long one: it needs 50000 s")
     assert "- Not run: a long one" in (tmp_path / "report.md").read_text()
 
-    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--resume"])
     started: list[str] = []
-    run = bench_process.run
-    monkeypatch.setattr(bench, "run", lambda step, *more: started.append(step.name) or run(step, *more))
-    assert bench.main() == 0
+    run_step = bench_process.run
+    monkeypatch.setattr(bench, "run", lambda step, *more: started.append(step.name) or run_step(step, *more))
+    assert run(both, "--resume") == 0
     assert started == ["a long one"]
     record = json.loads((tmp_path / "bench.json").read_text())
     assert [step["name"] for step in record["steps"]] == ["a good one", "a long one"]
 
 
-def test_an_interrupt_leaves_a_record_and_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_a_record_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., int]
+) -> None:
     def interrupted(step: Step, *_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: steps(tmp_path))
     monkeypatch.setattr(bench, "run", interrupted)
-    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
-    assert bench.main() == 1
+    assert run(steps(tmp_path)) == 1
     (step,) = json.loads((tmp_path / "bench.json").read_text())["steps"]
     assert (step["name"], step["code"]) == ("a lost one", bench.INTERRUPTED)
     assert (tmp_path / "report.md").exists()

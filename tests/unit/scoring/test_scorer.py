@@ -21,23 +21,17 @@ from hiscore.scoring.requests.options import ScoreOptions, parse_options
 from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.results import readout_plan
 from hiscore.scoring.results.readout import scores_from_head
+from tests.support import comparison
+from tests.support.comparison import INVARIANCE
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiers import first_of
 from tests.support.tiny_models import CONTEXT, FAMILIES, FIRST, VOCABULARY, WITHOUT_CLASSIFIER
 from tests.support.truth import Truth
 
-# What the contract allows between float32 implementations that add in different orders.
-TOLERANCE = 1e-4
-# Probabilities over 500 tokens are near 0.002, so an absolute bound alone would let anything pass.
-RELATIVE = 1e-3
-INVARIANCE = 2e-5
-
 
 def check(found: np.ndarray, truth: np.ndarray, options: ScoreOptions) -> None:
-    np.testing.assert_allclose(found, truth, atol=TOLERANCE, rtol=0)
-    if not options.apply_softmax and truth.size and truth.min() >= 0:
-        np.testing.assert_allclose(found, truth, atol=0, rtol=RELATIVE)
+    comparison.check(found, truth, not options.apply_softmax and bool(truth.size) and truth.min() >= 0)
 
 
 BATCH = [

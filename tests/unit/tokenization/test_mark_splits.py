@@ -1,7 +1,6 @@
 """Splits before a word-initial mark are safe: against the full encoding, with wrong rules as the control."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from hiscore.tokenization.mark_splits import mark_split_rule
 from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers as tiny
 from tests.support.examples import has_example
-from tests.unit.tokenization.test_safe_splits import TEXTS, ids
+from tests.unit.tokenization.test_safe_splits import TEXTS, altered, ids
 
 WITH_MARKS = {name: build() for name, build in tiny.WITH_MARKS.items()}
 MIDDLES = st.sampled_from(
@@ -65,16 +64,6 @@ def test_a_wrong_rule_is_caught(name: str, wrong: str) -> None:
     assert has_example(words.map("".join), lambda text: not holds(backend, text, rules[wrong]))
 
 
-def _with(build: Callable[[], Tokenizer], **changes: object) -> Tokenizer:
-    backend = build()
-    for name, value in changes.items():
-        if name == "added":
-            backend.add_tokens([value])
-        else:
-            setattr(backend, name, value)
-    return backend
-
-
 def _inner_mark() -> Tokenizer:
     """A vocabulary in which one merge of many crosses words."""
     vocab = {"<unk>": 0, "▁": 1, "a": 2, "b": 3, "▁b": 4, "a▁b": 5}
@@ -103,19 +92,21 @@ UNSAFE = {
     "whole words": _whole_words(),
     "an unknown mark": _no_mark(),
     "trained across words": tiny.metaspace(),
-    "unigram over the whole text": _with(tiny.unigram, pre_tokenizer=pre_tokenizers.Metaspace(split=False)),
-    "dropout": _with(tiny.llama2, model=models.BPE(dropout=0.1)),
-    "added token with a split point": _with(tiny.gemma, added=AddedToken("fruit ?", normalized=False)),
-    "added token with a mark": _with(tiny.gemma, added=AddedToken("fruit▁?", normalized=False)),
-    "added token that takes spaces": _with(tiny.gemma, added=AddedToken("<mask>", lstrip=True)),
-    "added token that looks around": _with(tiny.gemma, added=AddedToken("<mask>", single_word=True)),
-    "other normalizer": _with(tiny.metaspace_first, normalizer=normalizers.NFKC()),
-    "other prefix": _with(
-        tiny.llama2,
+    "unigram over the whole text": altered(
+        tiny.unigram(), pre_tokenizer=pre_tokenizers.Metaspace(split=False)
+    ),
+    "dropout": altered(tiny.llama2(), model=models.BPE(dropout=0.1)),
+    "added token with a split point": altered(tiny.gemma(), added=AddedToken("fruit ?", normalized=False)),
+    "added token with a mark": altered(tiny.gemma(), added=AddedToken("fruit▁?", normalized=False)),
+    "added token that takes spaces": altered(tiny.gemma(), added=AddedToken("<mask>", lstrip=True)),
+    "added token that looks around": altered(tiny.gemma(), added=AddedToken("<mask>", single_word=True)),
+    "other normalizer": altered(tiny.metaspace_first(), normalizer=normalizers.NFKC()),
+    "other prefix": altered(
+        tiny.llama2(),
         normalizer=normalizers.Sequence([normalizers.Prepend("x"), normalizers.Replace(" ", "▁")]),
     ),
-    "other pre-tokenizer": _with(tiny.gemma, pre_tokenizer=pre_tokenizers.Whitespace()),
-    "no marks": _with(tiny.gemma, normalizer=None),
+    "other pre-tokenizer": altered(tiny.gemma(), pre_tokenizer=pre_tokenizers.Whitespace()),
+    "no marks": altered(tiny.gemma(), normalizer=None),
 }
 
 

@@ -170,14 +170,18 @@ def test_known_tokenizers_are_recognised(name: str) -> None:
     assert safe_splits.has_safe_splits(WITH_SAFE_SPLITS[name])
 
 
-def _with(build: str = "qwen2", **changes: object) -> Tokenizer:
-    backend = Tokenizer.from_str(WITH_SAFE_SPLITS[build].to_str())
+def altered(backend: Tokenizer, **changes: object) -> Tokenizer:
+    """The same tokenizer with other parts, and with a token `added`."""
     for name, value in changes.items():
         if name == "added":
             backend.add_tokens([value])
         else:
             setattr(backend, name, value)
     return backend
+
+
+def _with(**changes: object) -> Tokenizer:
+    return altered(tiny.qwen2(), **changes)
 
 
 def _sequence(*steps: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenizer:
