@@ -160,8 +160,11 @@ def test_added_tokens_of_any_kind_are_found_as_the_library_finds_them(
 def test_tokens_added_in_another_normal_form_are_found() -> None:
     backend = tiny.qwen2()
     backend.add_tokens([AddedToken("cafe\u0301", normalized=True), AddedToken("re\u0301", normalized=False)])
+    # Of a letter with two marks there is a third form, in which only the first is part of it.
+    backend.add_tokens([AddedToken("vi\u1ebft", normalized=True)])
     encoder = TextEncoder(backend)
     texts = ["un caf\u00e9 noir", "un cafe\u0301 noir", "r\u00e9sum\u00e9", "re\u0301sume\u0301"]
+    texts += ["vi\u1ebft", "vi\u00ea\u0301t", "vie\u0302\u0301t"]
     assert encoder.encode(texts) == [ids(backend, text) for text in texts]
 
 
