@@ -470,6 +470,31 @@ def test_when_a_pool_is_full_the_newest_is_preempted(pool: str) -> None:
     assert new.num_output_tokens == 50
 
 
+@pytest.mark.parametrize(("pages", "second"), [(6, Status.WAITING), (7, Status.ADMITTED)])
+def test_who_starts_leaves_a_page_to_one_that_started_in_the_same_iteration(
+    pages: int, second: Status
+) -> None:
+    """Each takes three pages of the device, and will need a fourth."""
+    drive = Drive(replace(TINY, device_pages=pages))
+    sequences = [sequence(prompt=8, max_tokens=50, sparse=False) for _ in range(2)]
+    drive.add(*sequences)
+    drive.go()
+    assert [each.status for each in sequences] == [Status.ADMITTED, second]
+
+
+def test_the_oldest_gets_the_last_page_though_others_ran_before_it() -> None:
+    drive = Drive(replace(TINY, device_pages=17))
+    old, new = (sequence(prompt=length, max_tokens=50, sparse=False) for length in (41, 16))
+    drive.add(old, new)
+    drive.until(old, Status.RUNNING)
+    assert [*drive.scheduler.queues.running] == [new, old]
+    stepped = [old]
+    while new.status is Status.RUNNING:
+        stepped = drive.go().stepped
+        assert old in stepped
+    assert (new.status, stepped) == (Status.DRAINING, [old])
+
+
 def test_a_spilled_sequence_keeps_its_tokens_where_they_are() -> None:
     device = np.arange(100, 105, dtype=np.int32)
     # Pages 0 to 4 of a buffer with 3 pages under LRU and a ring of 2; page 5 begins, and drops page 3.
