@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hiscore.launcher import Server
 from tests.server.fleet import fleet
 from tests.server.wire import WAYS, Answer, score_tokens
-from tests.support.comparison import INVARIANCE, check, truth_of
+from tests.support.comparison import check, truth_of
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiny_models import FAMILIES, FIRST, VOCABULARY, make
 
@@ -118,31 +118,3 @@ def test_scores_equal_transformers_and_of_a_wrong_layout_they_do_not(family: Fam
     for wrong in (Tokens(call.query, call.items[::-1]), Tokens(call.query, seen)):
         with pytest.raises(AssertionError):
             check(family.score(wrong, apply_softmax=True).scores, expected)
-
-
-@ONCE
-def test_company_changes_no_score(family: Family) -> None:
-    """Other items, another order, other calls at the same time."""
-    rng = np.random.default_rng(5)
-    call = random_tokens(rng, 17, [4, 9, 1, 0, 30, 9], VOCABULARY)
-
-    def scores(items: list[list[int]]) -> np.ndarray:
-        return family.score(Tokens(call.query, items), apply_softmax=True).scores
-
-    alone = np.concatenate([scores([item]) for item in call.items])
-    order = rng.permutation(len(call.items))
-    found = {
-        "together": (scores(call.items), alone),
-        "permuted": (scores([call.items[place] for place in order]), alone[order]),
-        "fewer": (scores(call.items[2:4]), alone[2:4]),
-        "more": (scores([*call.items, *call.items[::-1]])[:6], alone),
-    }
-    others = [random_tokens(rng, 12, [5, 9, 3], VOCABULARY) for _ in range(7)]
-    with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(family.score, other) for other in others]
-        found["in-a-crowd"] = scores(call.items), alone
-        assert all(len(future.result().scores) == 3 for future in running)
-    for name, (these, those) in found.items():
-        np.testing.assert_allclose(these, those, atol=INVARIANCE, rtol=0, err_msg=name)
-    # They do differ from item to item, or the checks above would say nothing.
-    assert np.ptp(alone[:, 0]) > 100 * INVARIANCE
