@@ -1,4 +1,4 @@
-"""Sequences that are preempted, spilled and come back, over a model with windows; the rest of memory is poison."""
+"""Sequences that are preempted, spilled and come back, also over models with windows; other memory is poison."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -146,18 +146,22 @@ def test_a_buffer_is_no_longer_than_a_stream() -> None:
     assert large < 1.01 * small
 
 
-def test_a_buffer_of_the_asked_size_holds_ring_and_lru_pages() -> None:
-    settings = CacheSettings(selector="quest", sparse_top_k=256, device_buffer_size=1_024, backup_ring=33)
+@pytest.mark.parametrize(
+    ("asked", "ring", "top", "buffer"),
+    [
+        ({"sparse_top_k": 256, "device_buffer_size": 1_024, "backup_ring": 33}, 2, 8, 32),
+        ({"sparse_top_k": 256, "device_buffer_size": 1_024, "backup_ring": 1}, 1, 8, 32),
+        # The first page and the newest have room regardless of the setting.
+        ({"sparse_top_k": 1, "device_buffer_size": 1_024, "backup_ring": 1}, 1, 2, 32),
+    ],
+)
+def test_a_buffer_of_the_asked_size_holds_ring_and_lru_pages(
+    asked: dict[str, int], ring: int, top: int, buffer: int
+) -> None:
+    settings = CacheSettings(selector="quest", **asked)
     shape, cache_config = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
-    assert (shape.ring_pages, shape.top_pages, shape.buffer_pages) == (2, 8, 32)
-    assert (cache_config.ring_pages, cache_config.lru_pages) == (2, 30)
-
-
-def test_what_is_always_selected_has_room() -> None:
-    """The first page and the newest, regardless of the setting."""
-    settings = CacheSettings(selector="quest", sparse_top_k=1, backup_ring=1)
-    shape, _ = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
-    assert shape.top_pages == 2
+    assert (shape.ring_pages, shape.top_pages, shape.buffer_pages) == (ring, top, buffer)
+    assert (cache_config.ring_pages, cache_config.lru_pages) == (ring, buffer - ring)
 
 
 def test_fewer_dense_layers_leave_room_for_larger_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,13 +310,6 @@ def test_an_indexers_keys_in_staging_count() -> None:
     settings = CacheSettings(selector="dsa", max_context=32_768)
     with pytest.raises(ValueError, match="DEVICE_KV_BYTES"):
         plan_cache(settings, model, MemoryBudget(2**40, least, 1), torch.bfloat16, 256)
-
-
-@pytest.mark.parametrize(("width", "pages"), [(33, 2), (1, 1)])
-def test_a_ring_of_one_token_keeps_the_newest_page_only(width: int, pages: int) -> None:
-    settings = CacheSettings(selector="quest", backup_ring=width)
-    shape, _ = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
-    assert shape.ring_pages == pages
 
 
 def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:

@@ -45,13 +45,3 @@ def test_a_forward_is_long_where_others_would_not_wait(
 def test_no_forward_is_longer_than_the_device_has_room_for() -> None:
     assert shares([LONG], 0, budget=SHARED_TOKENS) == [SHARED_TOKENS]
     assert shares([LONG], 0, budget=100) == [100]
-
-
-@pytest.mark.parametrize("prefilled", [0, 1, 6, 17])
-def test_a_part_ends_at_a_whole_block_wherever_it_begins(prefilled: int) -> None:
-    config = replace(CONFIG, prefill_token_budget=50, block_size=16)
-    each = sequence(prompt=100)
-    each.prefilled = prefilled
-    ((_, tokens),) = share_forward([each], config, running=0)
-    assert 50 - config.block_size < tokens <= 50
-    assert (prefilled + tokens) % config.block_size == 0

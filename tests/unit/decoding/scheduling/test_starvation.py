@@ -39,15 +39,9 @@ MOST_STEPS = 10_000
 class Load:
     """Large requests that come first, and callers with small ones, each of which calls again once it is served.
 
-    Attributes:
-        larges: How many large requests.
-        callers: How many callers.
-        prompt: Tokens of their prompts; each asks for 8 more.
-        large: Tokens of the large ones' prompts and answers.
-        since: The step at which the small ones begin to call.
-        waits: Steps from each small call to its end.
-        ends: The steps at which the large ones ended with all of their tokens.
-        repeated: Tokens that were fed more than once.
+    prompt: tokens of their prompts, to which each asks for 8 more; since: the step at which they begin to call;
+    waits, ends: steps from each small call to its end, and at which the large ones ended; repeated: tokens that
+    were fed more than once.
     """
 
     larges: int

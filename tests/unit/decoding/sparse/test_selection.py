@@ -100,26 +100,10 @@ def best(scores: list[float], forced: set[int], top: int, tie: int = 1) -> list[
     return sorted([*forced, *rest[: max(0, top - len(forced))]])
 
 
-def exact_loop(
-    q: Tensor, keys: Tensor, top: int, cap: float | None, tie: int = 1
-) -> list[tuple[list[int], float]]:
-    """Per KV head, the tokens with the largest mean over the group of per-query-head softmax over all tokens."""
-    out = []
-    for head in range(KV_HEADS):
-        of_head = keys[:, head].tolist()
-
-        def logits(query: list[float], of_head: list[list[float]] = of_head) -> list[float]:
-            return [0.5 * sum(a * b for a, b in zip(query, key, strict=True)) for key in of_head]
-
-        scores = mean_over_group(q, head, logits, cap)
-        chosen = best(scores, {0, len(scores) - 1}, top, tie)
-        out.append((chosen, math.fsum(scores[token] for token in chosen)))
-    return out
-
-
 def quest_loop(
-    q: Tensor, keys: Tensor, top: int, cap: float | None, page: int, ring: int
+    q: Tensor, keys: Tensor, top: int, cap: float | None, page: int, ring: int, tie: int = 1
 ) -> list[tuple[list[int], float]]:
+    """Per KV head, the pages with the largest mean over the group of per-query-head softmax over all pages."""
     pages = -(-len(keys) // page)
     forced = {0, *range(max(0, pages - ring), pages)}
     out = []
@@ -134,7 +118,7 @@ def quest_loop(
             ]
 
         scores = mean_over_group(q, head, logits, cap)
-        chosen = best(scores, forced, top)
+        chosen = best(scores, forced, top, tie)
         out.append((chosen, math.fsum(scores[number] for number in chosen)))
     return out
 
@@ -155,31 +139,19 @@ def check(selection: Selection, rows: StepBatch, expected: list[list[tuple[list[
             assert float(selection.mass[row, head]) == pytest.approx(mass, abs=1e-7)
 
 
-@pytest.mark.parametrize("cap", [None, 0.75])
-@pytest.mark.parametrize("seed", range(4))
-def test_quest_of_single_tokens_chooses_by_attention_itself(seed: int, cap: float | None) -> None:
-    rows, keys, q = make_batch(seed)
-    cache = cache_of(page=1, top=9, ring=1, index="bounds")
-    selector = QuestSelector(cache, attention_shape(cap))
-    write(cache, selector, rows, keys, chunk=64)
-    selection = choose(selector, q, rows)
-    assert selection.pages.shape == (6, KV_HEADS, 9)
-    check(selection, rows, [exact_loop(q[row], k, 9, cap) if len(k) else [] for row, k in enumerate(keys)])
-
-
 def test_the_loop_notices_ties_broken_the_other_way() -> None:
     rows, keys, q = make_batch(0)
     cache = cache_of(page=1, top=9, ring=1, index="bounds")
     selector = QuestSelector(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
-    wrong = [exact_loop(q[row], k, 9, None, tie=-1) if len(k) else [] for row, k in enumerate(keys)]
+    wrong = [quest_loop(q[row], k, 9, None, 1, 1, tie=-1) if len(k) else [] for row, k in enumerate(keys)]
     with pytest.raises(AssertionError):
         check(choose(selector, q, rows), rows, wrong)
 
 
 @pytest.mark.parametrize("cap", [None, 0.75])
 @pytest.mark.parametrize(
-    ("page", "top", "ring", "chunk"), [(4, 5, 2, 64), (4, 5, 2, 1), (8, 3, 1, 5), (2, 9, 4, 3)]
+    ("page", "top", "ring", "chunk"), [(1, 9, 1, 64), (4, 5, 2, 64), (4, 5, 2, 1), (8, 3, 1, 5), (2, 9, 4, 3)]
 )
 def test_quest_chooses_by_its_definition(
     page: int, top: int, ring: int, chunk: int, cap: float | None

@@ -12,13 +12,10 @@ from hiscore.decoding.pools import prompt_pages
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decoding import CONTEXT, build, prompt
 from tests.support.late_copies import LateCopies
+from tests.support.windows import FEW, LONG, outputs
 from tests.support.worker_driver import Driver
 
 pytestmark = pytest.mark.slow  # whole models
-
-FEW = (160, 192)
-# Longer than a buffer, and shorter; neither ends with a page.
-LONG, SHORT = 350, 41
 
 
 def in_a_pool_of_their_own(worker: Callable[[], CacheWorker], monkeypatch: pytest.MonkeyPatch) -> CacheWorker:
@@ -27,23 +24,6 @@ def in_a_pool_of_their_own(worker: Callable[[], CacheWorker], monkeypatch: pytes
         built = worker()
     assert built._cache.staging is None
     return built
-
-
-def outputs(worker: CacheWorker, sparse: bool) -> list[torch.Tensor]:
-    """Logits of prompts and steps of two sequences, one of which is spilled and comes back."""
-    driver = Driver(worker)
-    long, first = driver.admit(prompt(LONG), CONTEXT - LONG, resident=sparse)
-    short, second = driver.admit(prompt(SHORT, seed=1), 60, resident=sparse)
-    found = [first, second, driver.step([long, short], fed=[3, 4])]
-    for resident in (False, True):
-        sequence = driver.leave(long, preempt=True)
-        sequence.resident = resident and sparse
-        long = driver.resume(sequence)
-        found += [driver.step([short, long], fed=[5, 6]) for _ in range(3)]
-    # What is freed is poisoned, and given to others.
-    driver.leave(long)
-    third, last = driver.admit(prompt(LONG - 60, seed=2), 40)
-    return [*found, last, driver.step([short, third], fed=[7, 8])]
 
 
 @pytest.mark.parametrize(("selector", "where"), [("auto", "buffers"), ("dense", "dense")])

@@ -16,7 +16,7 @@ from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.scheduling.batch import make_sampling_batch
 from hiscore.decoding.sequence import DecodeCall, Holdings, Sequence
-from hiscore.decoding.worker.token_sampler import Sampled, TokenSampler, apply_masks
+from hiscore.decoding.worker.token_sampler import Sampled, TokenSampler, apply_masks, launch_for
 from hiscore.errors import RequestError
 from tests.support.limited_memory import LimitedMemory
 
@@ -202,6 +202,20 @@ def test_rows_that_lack_memory_together_are_sampled_alone() -> None:
     assert reported is not None
     assert reported_alone is not None
     assert torch.equal(reported_alone, reported)
+
+
+def test_on_a_lost_device_no_row_is_tried_alone() -> None:
+    """What its frames hold must not be freed."""
+    tried: list[list[int]] = []
+
+    def launch(rows: list[int]) -> None:
+        tried.append(rows)
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access") as raised:
+        launch_for(range(3), launch, {})
+    assert tried == [[0, 1, 2]]
+    assert raised.value.__traceback__ is not None
 
 
 def test_only_the_repetition_penalty_looks_at_the_prompt() -> None:
