@@ -15,6 +15,9 @@ from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from hiscore.models.deepseek.mla import Projected
 from hiscore.models.deepseek.weights import MlaWeights
 
+pytest.importorskip("triton", reason="the Triton language is not installed")
+from hiscore.models.deepseek.latent_cache_triton import KernelLatents
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
 WIDE = DsaArchitecture(
@@ -34,8 +37,6 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def wide(dtype: torch.dtype, slots: int) -> list[StagedLatents]:
     """The same pool twice, for plain torch and for kernels. Index keys are whole numbers: sums are exact."""
-    from hiscore.models.deepseek.latent_cache_triton import KernelLatents
-
     torch.manual_seed(0)
     pool, keys = random(slots, WIDE.row_dim, dtype=dtype), random(slots, 128, dtype=dtype).round()
     found = []
@@ -142,8 +143,6 @@ def full_rows(kind: type[StagedLatents], dtype: torch.dtype, parts: list[Segment
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_whole_sequences_by_a_kernel_equal_plain_torch_at_real_widths(dtype: torch.dtype) -> None:
     """A prompt that begins, one row, and rows behind a context of which not all heads are expanded at once."""
-    from hiscore.models.deepseek.latent_cache_triton import KernelLatents
-
     slots = torch.randperm(9_000, device="cuda")
     parts = [
         Segment(slots[:1_000], 1_000),
@@ -165,8 +164,6 @@ def test_whole_sequences_by_a_kernel_equal_plain_torch_at_real_widths(dtype: tor
 @torch.inference_mode()
 def test_expanded_rows_have_the_same_bits_wherever_they_are_cut() -> None:
     """At real widths, alone and beside another prompt, of a sequence whose later rows select."""
-    from hiscore.models.deepseek.latent_cache_triton import KernelLatents
-
     torch.manual_seed(0)
     dtype, none, seen = torch.bfloat16, torch.empty(0), WIDE.indexer.top_k
     latents = KernelLatents(WIDE, 4_000, torch.device("cuda"), dtype, max_elements=2**26)
@@ -202,8 +199,6 @@ def test_expanded_rows_have_the_same_bits_wherever_they_are_cut() -> None:
 
 @torch.inference_mode()
 def test_a_prefill_of_whole_sequences_takes_no_more_than_planned() -> None:
-    from hiscore.models.deepseek.latent_cache_triton import KernelLatents
-
     rows, length = 2_048, 32_768
     latents = KernelLatents(WIDE, length, torch.device("cuda"), torch.bfloat16, max_elements=SCORE_ELEMENTS)
     none = torch.empty(0)

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -215,19 +214,6 @@ def test_where_flashinfer_cannot_be_loaded_our_own_kernel_is_used_and_the_log_sa
     assert reason in last
     assert "\n" not in last
     assert ("loading FlashInfer" in caplog.text) == loads
-
-
-def test_a_flashinfer_whose_packages_do_not_match_is_left_out(
-    hopper: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "flashinfer.py").write_text(
-        "raise RuntimeError('flashinfer-jit-cache version does not match')"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
-    with caplog.at_level("INFO"):
-        assert choose_prefill_attention(SHAPE, torch.bfloat16, hopper, SIZES) is None
-    assert "flashinfer-jit-cache version does not match" in caplog.records[-1].getMessage()
 
 
 def test_control_one_that_loads_is_used_and_a_full_gpu_is_no_reason_to_leave_it_out(

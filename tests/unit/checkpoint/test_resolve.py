@@ -124,14 +124,3 @@ def test_resolving_what_is_there_imports_nothing_heavy(checkpoint: Path) -> None
         check=True,
     )
     assert done.stdout.splitlines() == [str(cache / CACHE_NAME)] * 2 + ["[]"]
-
-
-@pytest.mark.slow
-def test_command_line(checkpoint: Path) -> None:
-    command = [sys.executable, "-m", "hiscore.checkpoint"]
-    good = subprocess.run([*command, str(checkpoint)], capture_output=True, text=True)
-    assert (good.returncode, good.stdout, good.stderr) == (0, f"{checkpoint}\n", "")
-    bad = subprocess.run([*command, "./missing"], capture_output=True, text=True)
-    assert (bad.returncode, bad.stdout) == (1, "")
-    assert bad.stderr.startswith("error: no model './missing'")
-    assert "Traceback" not in bad.stderr

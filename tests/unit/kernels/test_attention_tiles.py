@@ -173,13 +173,6 @@ def test_rows_to_read_that_are_too_many_to_be_listed_are_in_every_tile() -> None
     assert tiles == last_layer == tiles_by_rule(forward, 32)
 
 
-@pytest.mark.parametrize("rows", [[0], [3], [4], [3, 4], [7], [8]])
-def test_a_scored_row_marks_only_the_tile_that_it_is_in(rows: list[int]) -> None:
-    forward = forward_of([9], rows)
-    tiles, last_layer = cut(forward, 4, np.array(rows, np.int32))
-    assert [bool(tile[0]) for tile in last_layer] == [not set(rows).isdisjoint(tile[0]) for tile in tiles]
-
-
 def test_a_segment_may_need_more_columns_than_its_last_tile_has() -> None:
     """21 rows a tile, and a segment of 17 to 21 keys takes 32 columns: where it ends in a tile of one row, say."""
     none = np.empty(0, np.int64)

@@ -1,11 +1,8 @@
 """Signs of life between ranks, over time that tests tell."""
 
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,20 +15,6 @@ LOST_WITHIN_S = 5
 """The promise, for death and for hanging."""
 HOURS = 7_200
 """For other threads and processes, on the slowest machine."""
-
-# The first rank holds its interpreter for some seconds, in work during which silence counts or not.
-STUCK = """
-import sys, torch
-from functools import partial
-from hiscore.parallel.leader import Ranks
-from tests.support import rank_work
-
-with Ranks([torch.device("cpu")] * 2) as ranks:
-    if sys.argv[2] != "starting":
-        ranks.started()
-    ranks.do(partial(rank_work.hold, which=0, seconds=int(sys.argv[1])), wait_for_all=sys.argv[2] == "starting")
-print("done")
-"""
 
 
 class Time:
@@ -135,24 +118,3 @@ def test_a_beat_waits_for_nobody() -> None:
     assert set(hears.recv(2**20)) == set(ALIVE)
     hears.close()
     beats.close()
-
-
-@pytest.mark.exhaustive
-def test_a_first_rank_that_is_stuck_is_ended_by_the_others() -> None:
-    """It says nothing, as one that is stopped, and would not end by itself for hours."""
-    assert stuck(HOURS, "serving") == (-9, b"")
-
-
-@pytest.mark.exhaustive
-def test_while_it_loads_it_is_not() -> None:
-    """The control, for longer than silence is borne otherwise."""
-    assert stuck(LOST_WITHIN_S, "starting") == (0, b"done\n")
-
-
-def stuck(seconds: int, when: str) -> tuple[int, bytes]:
-    """How a first rank ends that is stuck for so long."""
-    command = [sys.executable, "-c", STUCK, str(seconds), when]
-    first = subprocess.run(
-        command, stdout=subprocess.PIPE, timeout=TIMEOUT_S, cwd=Path(__file__).parents[3], check=False
-    )
-    return first.returncode, first.stdout

@@ -35,36 +35,37 @@ def written(
     return quantised.make(dense, SCHEMES[scheme](), directory / "quantised", leave), dense
 
 
+def scores_of(checkpoint: Path, dense: Path, items: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of a checkpoint, and those of transformers with the dequantised weights."""
+    call = random_tokens(np.random.default_rng(0), 13, items, VOCABULARY)
+    (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    return found, truth_of(dense).scores(call.query, call.items, LABELS)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_scores_are_those_of_the_dequantised_weights(scheme: str, tmp_path: Path) -> None:
     checkpoint, dense = written(scheme, tmp_path)
-    call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3], VOCABULARY)
-    (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
-    check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
+    check(*scores_of(checkpoint, dense, [1, 7, 20, 3]), over_vocabulary=True)
 
 
 @pytest.mark.parametrize("scheme", ["fp8-block", "awq", "compressed-int4"])
 def test_experts_may_be_quantised_one_by_one(scheme: str, tmp_path: Path) -> None:
     dense = tiny_models.make("mixtral", tmp_path / "dense")
     checkpoint = quantised.make(dense, SCHEMES[scheme](), tmp_path / "quantised", ("layers.1.self_attn",))
-    call = random_tokens(np.random.default_rng(0), 13, [7, 3], VOCABULARY)
-    (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
-    check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
+    check(*scores_of(checkpoint, dense, [7, 3]), over_vocabulary=True)
 
 
 def test_experts_in_mxfp4_are_those_that_transformers_reads(tmp_path: Path) -> None:
     dense = tiny_models.make("gpt-oss", tmp_path / "dense")
     checkpoint = quantised.make_mxfp4(dense, tmp_path / "quantised")
-    call = random_tokens(np.random.default_rng(0), 13, [7, 3], VOCABULARY)
-    (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
-    truth = truth_of(dense).scores(call.query, call.items, LABELS)
+    found, truth = scores_of(checkpoint, dense, [7, 3])
     check(found, truth, over_vocabulary=True)
     # Control: one block's exponent.
     file = checkpoint / "model.safetensors"
     tensors = load_file(file)
     tensors["model.layers.1.mlp.experts.down_proj_scales"] += 1
     save_file(tensors, file)
-    (other,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    other, _ = scores_of(checkpoint, dense, [7, 3])
     assert np.abs(other / truth - 1).max() > 0.05
 
 
@@ -218,9 +219,7 @@ def test_gptq_may_have_rules_for_some_modules(tmp_path: Path) -> None:
     scheme = quantised.Scheme({**config, "dynamic": rules}, quantised.gptq)
     dense = tiny_models.make("llama", tmp_path / "dense")
     checkpoint = quantised.make(dense, scheme, tmp_path / "quantised", ("layers.1.self_attn",))
-    call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3], VOCABULARY)
-    (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
-    check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
+    check(*scores_of(checkpoint, dense, [1, 7, 20, 3]), over_vocabulary=True)
     # The controls: without the bits of its own, and where the first rule that matches is another.
     path = checkpoint / "config.json"
     refused = (
