@@ -30,17 +30,10 @@ def build_on(
     dtype: torch.dtype = torch.float64,
     **settings: Any,
 ) -> None:
-    """A worker on each rank.
+    """A worker on each rank; the copies of the rank `late` are late.
 
-    Args:
-        rank: One of them.
-        path: Of the checkpoint.
-        late: The rank whose copies are late; None: none.
-        deaf: Whether its forwards wait for no copy to the host. It is asked a thousand times before one runs: all
-            steps of a sequence pass in the meantime, and ranks ask each other slowly.
-        given: Selector, tokens selected and tokens in the buffer.
-        dtype: Of weights, keys and values.
-        settings: Of `build`.
+    Deaf: its forwards wait for no copy to the host. It is asked a thousand times before one runs: all steps of a
+    sequence pass in the meantime, and ranks ask each other slowly.
     """
     worker = build(path, *given, dtype=dtype, device=str(rank.device), group=rank.group, **settings)
     if late == rank.shard.rank:

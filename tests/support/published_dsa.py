@@ -73,16 +73,7 @@ FILES = 3
 
 
 def make(family: str, directory: Path, **changes: Any) -> tuple[Path, Path]:
-    """Write a checkpoint as published, and the same with its weights dequantised, in float32.
-
-    Args:
-        family: Of `OF_FAMILY`.
-        directory: Where both are written.
-        changes: To the sizes.
-
-    Returns:
-        The published one and the dequantised one.
-    """
+    """Write a checkpoint as published, and the same with its weights dequantised, in float32."""
     rope = tiny_dsa.YARN | {"mscale": 1.0, "mscale_all_dim": 1.0} if "deepseek" in family else None
     of_rope = {"rope_parameters": rope} if rope else {}
     dense = tiny_dsa.make(family, directory / "dense", **{**SIZES, **of_rope, **changes})

@@ -255,16 +255,9 @@ SCHEMES: dict[str, Callable[[], Scheme]] = {
 
 
 def make(dense: Path, scheme: Scheme, quantised: Path, leave: tuple[str, ...] = ()) -> Path:
-    """Quantise a checkpoint, and give the original the dequantised weights.
+    """Write a checkpoint quantised, and give the original the dequantised weights.
 
-    Args:
-        dense: The checkpoint.
-        scheme: See `SCHEMES`.
-        quantised: Where the quantised one is written.
-        leave: Parts of names of modules that stay unquantised, besides embedding and head.
-
-    Returns:
-        The quantised checkpoint.
+    Modules with a part of `leave` in their name stay as they are, as embedding and head do.
     """
     shutil.copytree(dense, quantised)
     tensors = load_file(dense / "model.safetensors")

@@ -1,6 +1,5 @@
 """Work for ranks in tests: what other processes do must be in a module that they can import."""
 
-import ctypes
 import os
 import signal
 import threading
@@ -75,19 +74,8 @@ def end_on(rank: Rank, which: int, how: int) -> None:
     rank.group.sum(torch.ones(1, device=rank.device)).cpu()
 
 
-def hold(rank: Rank, which: int, seconds: int) -> None:
-    """One rank lets no thread of its process go on."""
-    if rank.shard.rank == which:
-        ctypes.PyDLL(None).sleep(seconds)
-
-
 STOP = int(signal.SIGSTOP)
 KILL = int(signal.SIGKILL)
-
-
-def note(rank: Rank, payload: bytes) -> None:
-    """Nothing but the message."""
-    rank.held["length"] = len(payload)
 
 
 def add_nothing(rank: Rank, which: int) -> None:

@@ -78,16 +78,7 @@ class Driver:
         return sequence.held.seq_index, logits[0]
 
     def step(self, seq_indices: list[int], fed: list[int] | None = None, cold: bool = False) -> Tensor:
-        """Run one step.
-
-        Args:
-            seq_indices: R sequences.
-            fed: Tokens to feed instead of those sampled.
-            cold: Drop all device pages but the ring first.
-
-        Returns:
-            Logits [R, vocabulary].
-        """
+        """Logits [R, vocabulary] of a step; cold: without all device pages but the ring."""
         return self.read(self.launch(seq_indices, fed, cold))
 
     @torch.inference_mode()
