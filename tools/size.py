@@ -38,7 +38,7 @@ CEILINGS = {
     "hiscore/tokenization": 1_200,
 }
 """Lines of Python by folder, subfolders included."""
-DOCSTRING_PERCENT = 19
+DOCSTRING_PERCENT = 17
 """Most lines of hiscore/ in a hundred that are docstrings."""
 FILE_LINES = 400
 """Most lines of a file of hiscore/."""
