@@ -260,6 +260,10 @@ def test_one_failed_chunk_cancels_the_others(twin: Twin, server: FaultyServer) -
         (lambda outputs: outputs.update(scores=outputs["scores"][0]), "for 3 items"),
         (lambda outputs: outputs.update(scores=outputs["scores"].astype(np.float64)), "float64"),
         (lambda outputs: outputs.update(scores=outputs["scores"][:, :, :1]), "1 columns for 2 labels"),
+        (
+            lambda outputs: outputs.update(scores=outputs["scores"].repeat(2, axis=2)),
+            "4 columns for 2 labels",
+        ),
         (lambda outputs: outputs.update(usage=outputs["usage"][:, :1]), "'usage' is int32"),
     ],
 )
