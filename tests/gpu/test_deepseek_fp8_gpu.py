@@ -21,7 +21,6 @@ HIDDEN, WIDTH, COUNT, PER_TOKEN = 7_168, 2_048, 16, 8
 
 
 def weight(*shape: int, seed: int) -> tuple[Tensor, Scales]:
-    """Random numbers of a spread of 1/64, made on the GPU."""
     generator = torch.Generator("cuda").manual_seed(seed)
     *before, outputs, inputs = shape
     # float8 has no random numbers of its own.

@@ -31,7 +31,6 @@ BATCH = [
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, PairTruth]]:
-    """A tiny encoder of two labels and its truth, made on first use."""
 
     @cache
     def get(name: str) -> tuple[Path, PairTruth]:

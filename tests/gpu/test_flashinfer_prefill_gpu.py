@@ -69,7 +69,6 @@ def rows_of(sequence: int, start: int, end: int) -> Tensor:
 def attend(
     attention: FlashInferAttention, chunks: list[tuple[int, list[int], int, int]], pool: Tensor
 ) -> tuple[Tensor, Forward, Tensor]:
-    """Write these chunks (sequence, pages, start, end) to the pool and attend to it."""
     forward = pack_chunks([chunk(pages, start, end) for _, pages, start, end in chunks])
     qkv = torch.cat([rows_of(sequence, start, end) for sequence, _, start, end in chunks]).cuda()
     pool[torch.from_numpy(forward.slot_mapping).cuda()] = qkv[:, SHAPE.heads :].unflatten(1, (2, -1))

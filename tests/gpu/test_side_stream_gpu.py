@@ -40,7 +40,6 @@ def overtaking(waits: bool, cycles: int) -> Tensor:
 
 
 def captured(waits: bool, cycles: int) -> Tensor:
-    """The same by a graph."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
         found = overtaking(waits, cycles)

@@ -167,7 +167,6 @@ def test_latents_are_on_the_host_once_and_come_from_both_ranks(
     expected = tokens(one_gpu, calls)
 
     def mostly_the_same(worker: ParallelWorker) -> bool:
-        """See above: near ties."""
         found = tokens(worker, calls)
         return sum(one == other for one, other in zip(expected, found, strict=True)) >= len(calls) * 0.7
 
@@ -200,7 +199,6 @@ ranks.do(partial(rank_work.end_on, which=1, how=int(signal.{how})))
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_a_lost_rank_ends_the_instance_in_time_and_leaves_nothing(how: str) -> None:
-    """The first rank waits for a sum on the GPU, which never comes."""
     root = Path(__file__).parents[2]
     free = free_on_gpus()
     with subprocess.Popen(
@@ -228,5 +226,4 @@ def test_a_lost_rank_ends_the_instance_in_time_and_leaves_nothing(how: str) -> N
 
 
 def free_on_gpus() -> list[int]:
-    """Bytes that nobody has."""
     return [torch.cuda.mem_get_info(gpu)[0] for gpu in GPUS]

@@ -109,7 +109,6 @@ def compiled() -> Iterator[Compiler]:
 
 
 def main(launches: Callable[[], None]) -> None:
-    """Compile what is launched, and print one line per kernel."""
     with compiled() as compiler:
         launches()
     for kernel in compiler.kernels.values():

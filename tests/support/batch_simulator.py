@@ -43,8 +43,6 @@ class Call:
 
 
 class Batch:
-    """`OpenBatch` of calls."""
-
     def __init__(self) -> None:
         self.cost = 0
         self.taken: list[tuple[Call, int]] = []
@@ -103,7 +101,6 @@ class FirstCome:
 
 
 def alone(tokens: np.ndarray) -> np.ndarray:
-    """A call's own service time, in ms."""
     return ACCEPT + LAUNCH + FORWARD - EARLY + COLLECT + OUTSIDE + (LAUNCH_TOKEN + FORWARD_TOKEN) * tokens
 
 
@@ -119,7 +116,6 @@ class Launch(NamedTuple):
 
 
 def launches(batch: Batch, in_slices: bool) -> list[Launch]:
-    """A batch, or its slices."""
     slices = len(slices_of(batch.cost, LAYERS)) if in_slices else 1
     host, device = LAUNCH + LAUNCH_TOKEN * batch.cost, FORWARD + FORWARD_TOKEN * batch.cost
     if slices == 1:

@@ -7,21 +7,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Certificate:
-    """PEM files."""
-
     cert: Path
     key: Path
 
 
 def make_ca(directory: Path, name: str) -> Certificate:
-    """A self-signed CA."""
     made = Certificate(directory / f"{name}.pem", directory / f"{name}.key")
     _openssl("req", "-x509", "-subj", f"/CN={name}", "-keyout", made.key, "-out", made.cert, *NEW)
     return made
 
 
 def sign(ca: Certificate, directory: Path, name: str) -> Certificate:
-    """A certificate for 127.0.0.1, signed by the CA."""
     made = Certificate(directory / f"{name}.pem", directory / f"{name}.key")
     request, extensions = directory / f"{name}.csr", directory / f"{name}.ext"
     extensions.write_text("subjectAltName=IP:127.0.0.1\n")

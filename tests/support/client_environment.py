@@ -50,14 +50,12 @@ def run(
 
 
 def package_file(path: str) -> Path:
-    """A file of a package that is installed there."""
     found = list(BIN.parent.glob(f"lib/python3*/site-packages/{path}"))
     assert found, f"{path} is missing: `make {BIN.parent.relative_to(ROOT)}/.installed`"
     return found[0]
 
 
 def ask(script: str, **given: Any) -> dict[str, Any]:
-    """What a script of tests/clients answers."""
     done = run(["python", SCRIPTS / f"{script}.py"], json.dumps(given))
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

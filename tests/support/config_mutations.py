@@ -63,7 +63,6 @@ IGNORED = {"model_type", "return_dict", "spatial_merge_size", "vision_config"}
 
 
 def others(value: Any) -> list[Any]:
-    """Other values of a key."""
     match value:
         case bool():
             return [not value]
@@ -173,7 +172,6 @@ def _of_other_families(original: dict[str, Any], keys: set[str]) -> Iterator[dic
 
 
 def changed(source: Path, target: Path, **changes: Any) -> Path:
-    """The same checkpoint with a changed config.json."""
     target.mkdir(exist_ok=True)
     for path in source.iterdir():
         if path.name != "config.json" and not (target / path.name).exists():

@@ -29,8 +29,6 @@ class Graph:
 
 
 class Capture:
-    """`GraphCapture` of such graphs."""
-
     bytes = 0
 
     def __init__(self, around: Around) -> None:

@@ -42,7 +42,6 @@ def build_on(
 
 
 def host_bytes(rank: Rank) -> list[int]:
-    """Bytes of the host pool on each rank."""
     pool = rank.held[PLACE]._cache.host_kv
     mine = torch.tensor(
         [[float(pool.numel() * pool.element_size())]], dtype=torch.float64, device=rank.device

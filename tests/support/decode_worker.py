@@ -70,7 +70,6 @@ def preempt_after(steps: int) -> PreemptionPolicy:
 
 
 def next_token(tokens: Int32, temperature: float, draw: float) -> int:
-    """The token after int32 [n] tokens."""
     digest = hashlib.blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=8).digest()
     drawn = int(draw * VOCABULARY) if temperature > 0 else 0
     return (int.from_bytes(digest, "little") + drawn) % VOCABULARY
@@ -109,8 +108,6 @@ def sequence_of(
 
 @dataclass
 class Held:
-    """The worker's state of a running or a preempted sequence."""
-
     staging: Int32
     filled: int = 0  # tokens in staging
     whole: bool = False  # its prompt has been prefilled, or it has been restored
@@ -123,8 +120,6 @@ class Held:
 
 @dataclass
 class Task:
-    """Work of the device for some sequences."""
-
     number: int
     seq_indices: list[int]
     work: Callable[[], None]
@@ -161,8 +156,6 @@ class HashWorker:
         self._window = np.full(cache_config.window_pages * cache_config.page_size, POISON, np.int32)
         self._newest = np.full(cache_config.max_sequences, POISON, np.int32)
         self._tails: dict[int, dict[int, int]] = {}  # of each sequence: what has not landed, by position
-
-    # What the engine calls.
 
     def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> "Pending":
         self._raise("prefill", [chunk.seq_index for chunk in chunks])
@@ -367,8 +360,6 @@ class HashWorker:
 
         self._task([], work)
 
-    # What the device does, later.
-
     def _fill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> list[int]:
         for chunk in chunks:
             self._see_before(chunk)
@@ -504,8 +495,6 @@ class HashWorker:
             copy.work()
             self._copies.remove(copy)
 
-    # Bookkeeping.
-
     def _is_drained(self, seq_index: int) -> bool:
         return not any(seq_index in task.seq_indices for task in self._tasks) and all(
             copy.seq_index != seq_index for copy in self._copies
@@ -588,8 +577,6 @@ class HashWorker:
 
 
 class Pending:
-    """A launch of a `HashWorker`."""
-
     def __init__(self, worker: HashWorker, call: str, seq_indices: list[int], held: list[Held]) -> None:
         self.worker, self.call, self.seq_indices, self.held = worker, call, seq_indices, held
         self.tokens: list[int] = []
@@ -608,5 +595,4 @@ class Pending:
 
 
 def _slots(pages: Int32, page: int) -> Int32:
-    """The slots of pages' tokens, in order."""
     return (pages[:, None] * page + np.arange(page, dtype=np.int32)).ravel()

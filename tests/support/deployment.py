@@ -34,7 +34,6 @@ def required(program: str, hint: str) -> str:
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    """The documents of a YAML file."""
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
@@ -48,7 +47,6 @@ def dashboard_queries() -> Iterator[tuple[str, str]]:
 
 
 def rules() -> Iterator[tuple[str, str]]:
-    """The name and the expression of each alert."""
     for group in documents(DOCKER / "prometheus/rules.yml")[0]["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]
@@ -65,5 +63,4 @@ def scaling_queries() -> Iterator[tuple[str, str]]:
 
 
 def metrics_of(query: str) -> set[str]:
-    """The metrics that a query names."""
     return set(METRIC.findall(query))

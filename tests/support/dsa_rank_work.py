@@ -19,7 +19,6 @@ def load(rank: Rank, checkpoint: Path, keeps_fp8: bool) -> None:
 
 
 def hidden(rank: Rank, ids: list[int]) -> Tensor:
-    """Final hidden states of one prompt, which are the same on all ranks."""
     found = hidden_of(rank.held[PLACE], torch.tensor(ids))
     most = rank.group.max(found.clone())
     assert torch.equal(most, -rank.group.max(-found))
@@ -27,7 +26,6 @@ def hidden(rank: Rank, ids: list[int]) -> Tensor:
 
 
 def hidden_of(decoder: DsaDecoder, ids: Tensor) -> Tensor:
-    """Final hidden states of one prompt."""
     staged = StagedLatents(decoder.architecture, len(ids), decoder.device, decoder.dtype)
     staged.plan([Segment(torch.arange(len(ids)), len(ids))])
     with torch.inference_mode():

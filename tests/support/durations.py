@@ -26,7 +26,6 @@ def tier(marks: Container[str]) -> str:
 
 
 def load() -> Record:
-    """Read what was recorded."""
     return {
         file: {name: (count, seconds) for name, (count, seconds) in tiers.items()}
         for file, tiers in json.loads(RECORD.read_text()).items()
@@ -80,7 +79,6 @@ class _Recorder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in the process that all reports reach."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Recorder())
 
@@ -90,7 +88,6 @@ _started = 0.0
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Iterator[None]:
-    """Note when a test starts."""
     global _started
     _started = _without_waits()
     yield

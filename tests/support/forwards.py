@@ -10,7 +10,6 @@ from hiscore.attention.metadata import NO_SLOT, Forward, SegmentGroup
 def forward_of(
     lengths: Sequence[int], scored: Sequence[int], groups: Sequence[SegmentGroup] | None = None
 ) -> Forward:
-    """A forward of segments of these lengths, in one group unless others are given."""
     edges = np.cumsum([0, *lengths], dtype=np.int32)
     rows = int(edges[-1])
     return Forward(

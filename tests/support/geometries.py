@@ -18,8 +18,6 @@ QWEN3: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Geometry:
-    """A checkpoint's config, and how many parameters it has."""
-
     config: dict[str, Any]
     parameters: float
 

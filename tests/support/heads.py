@@ -13,7 +13,6 @@ from hiscore.scoring.results.readout_plan import ReadoutPlan
 
 
 def nowhere() -> Uploads:
-    """Uploads to the CPU."""
     return Uploads(torch.device("cpu"))
 
 

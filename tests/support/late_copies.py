@@ -35,7 +35,6 @@ class LateCopies(ImmediateQueues):
         }
 
     def install(self, worker: CacheWorker) -> CacheWorker:
-        """Let the worker launch on these queues."""
         worker._queues = worker._copies.queues = worker._restores.queues = self
         worker._ops = worker._copies.ops = _LateOps(worker._ops, self)
         restore_index = worker._model.restore_index
@@ -53,7 +52,6 @@ class LateCopies(ImmediateQueues):
         return self.taken
 
     def copy(self, launch: Callable[[], None]) -> None:
-        """Launch a copy on the queue in use."""
         if self._queue in self._copies:
             self._copies[self._queue].append(launch)
         else:

@@ -66,7 +66,6 @@ def scorer(
     fp8: bool = False,
     with_sinks: bool = False,
 ) -> None:
-    """The operations of a layer and its attention."""
     hidden, inner, heads, kv_heads, head_dim = sizes
     ops = TritonOps(heads, kv_heads, head_dim, 1e-6, "gelu_pytorch_tanh" if sandwich else "silu")
     weight, update = torch.zeros(hidden), torch.zeros(ROWS, hidden, dtype=dtype)
@@ -111,7 +110,6 @@ def encoder(dtype: torch.dtype, reach: int | None, disentangled: bool) -> None:
 
 
 def designs(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
-    """The operations of a layer as blocks other than Llama's have them."""
     hidden, inner, heads, kv_heads, head_dim = sizes
     ids, table = ints(ROWS), torch.zeros(50, hidden, dtype=dtype)
     update, pool = torch.zeros(ROWS, hidden, dtype=dtype), torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
@@ -141,7 +139,6 @@ def decode(
     value_width: int | None = None,
     with_sinks: bool = False,
 ) -> None:
-    """A decode step over a cache, and its copies."""
     cache = KVCache.allocate(sizes, dtype, torch.device("cpu"), OneAfterTheOther(sizes.host_share))
     windows = tuple(512 if layer in sizes.dense_layers else None for layer in range(sizes.layers))
     sinks = (torch.zeros(heads),) * sizes.layers if with_sinks else None
@@ -201,7 +198,6 @@ def indexed_prefill(dtype: torch.dtype) -> None:
 
 
 def chained(sizes: tuple[int, ...], rows: int, products: StepProducts) -> None:
-    """The operations of a layer for few rows, where a kernel may start before the previous one has ended."""
     hidden, inner, heads, kv_heads, head_dim = sizes
     ops = TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", step_products=products)
     norm, dtype = torch.zeros(hidden), torch.bfloat16
@@ -221,7 +217,6 @@ def chained(sizes: tuple[int, ...], rows: int, products: StepProducts) -> None:
 
 
 def gated(sizes: tuple[int, ...]) -> None:
-    """The gated product of an MLP, for many rows."""
     hidden, inner, *_ = sizes
     x, weight = (torch.zeros(count, hidden, dtype=torch.bfloat16) for count in (ROWS, 2 * inner))
     for tile in (gated_mlp.SMALL, gated_mlp.MEDIUM, gated_mlp.LARGE):

@@ -10,7 +10,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers, on the device that kernels run on."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
@@ -22,7 +21,6 @@ class Tables(Rope):
 
 
 def layer_of(q_norm: Tensor | None, k_norm: Tensor | None) -> LayerWeights:
-    """A layer of nothing but these norms."""
     nothing = empty(0)
     linear = Linear(nothing)
     return LayerWeights(nothing, linear, q_norm, k_norm, linear, None, nothing, Mlp(linear, linear), None)

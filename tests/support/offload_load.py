@@ -37,8 +37,6 @@ STAGING = 1_000
 
 
 class Device(DeviceQueues, Memory, Protocol):
-    """Queues, memory and clock."""
-
     during: str
     after: Callable[[Queue], Callable[[], None]]
     pause: Callable[[], None]
@@ -81,8 +79,6 @@ class Sequence:
 
 
 class Pool:
-    """Pages that are given out again as soon as possible."""
-
     def __init__(self, pages: int) -> None:
         self.free = list(range(pages))
 

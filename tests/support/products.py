@@ -13,7 +13,6 @@ OUTPUTS = 38
 
 
 def operands(rows: int, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, a weight and a bias."""
     weight = random(OUTPUTS, inputs, seed=2) / inputs**0.5
     return random(rows, inputs, seed=1), weight, random(OUTPUTS, seed=3)
 

@@ -111,13 +111,11 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantised(values: Tensor, scales: Tensor) -> Tensor:
-    """The weight, number by number."""
     row, column = (torch.arange(size) // BLOCK for size in values.shape)
     return values.float() * scales[row[:, None], column]
 
 
 def _stored(name: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """What is stored of a tensor, and its value in float32."""
     module, _, last = name.rpartition(".")
     if last == "e_score_correction_bias":
         return {name: tensor}, tensor
@@ -143,7 +141,6 @@ def lookahead_layer(stored: dict[str, Tensor], config: dict[str, Any]) -> Iterat
 
 
 def write_files(stored: dict[str, Tensor], directory: Path) -> None:
-    """Write tensors to several files and an index."""
     names = sorted(stored)
     where = {}
     for number in range(FILES):
@@ -156,7 +153,6 @@ def write_files(stored: dict[str, Tensor], directory: Path) -> None:
 
 
 def read_files(directory: Path) -> dict[str, Tensor]:
-    """All tensors of a published checkpoint."""
     index = json.loads((directory / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
     return {name: tensor for file in files for name, tensor in load_file(directory / file).items()}

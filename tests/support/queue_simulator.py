@@ -37,8 +37,6 @@ class Memory(Protocol):
 
 @dataclass
 class Operation:
-    """Something that takes time. start and finish act on memory."""
-
     queue: Queue
     duration: float
     start: Work
@@ -48,8 +46,6 @@ class Operation:
 
 @dataclass
 class Record:
-    """One recording of an event."""
-
     happened: bool = False
 
 
@@ -81,10 +77,7 @@ class Simulator:
 
     @property
     def events(self) -> int:
-        """Events ever made."""
         return len(self._events)
-
-    # Queues
 
     @contextmanager
     def use(self, queue: Queue) -> Iterator[None]:
@@ -115,8 +108,6 @@ class Simulator:
         record = self._events[event]
         return record is None or record.happened
 
-    # The clock
-
     def after(self, queue: Queue) -> Callable[[], None]:
         """What makes the host wait for all that the queue holds now; out of a mutation's reach."""
         record = Record()
@@ -130,7 +121,6 @@ class Simulator:
         return wait
 
     def pause(self) -> None:
-        """Advance the clock until something ends, if anything runs."""
         if self._running:
             self._next()
 
@@ -143,7 +133,6 @@ class Simulator:
         self._settle()
 
     def _settle(self) -> None:
-        """Start all that can start now."""
         moved = True
         while moved:
             moved = False
@@ -160,8 +149,6 @@ class Simulator:
                         item.started = self.now
                         item.start()
                         self._running[queue] = item
-
-    # Memory
 
     def fill(self, cells: Sequence[Cell], values: Sequence[int]) -> None:
         self._enqueue(lambda: self._write(cells, TORN), lambda: self.write_now(cells, values))

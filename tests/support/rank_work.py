@@ -56,7 +56,6 @@ def kept(rank: Rank, name: str) -> list[int]:
 
 
 def fill(rank: Rank, size: int) -> None:
-    """Numbers in float32 on each rank's device."""
     rank.held["filled"] = torch.ones(size, device=rank.device)
     rank.group.sum(torch.ones(1, device=rank.device)).cpu()
 
@@ -90,7 +89,6 @@ def add_again(rank: Rank) -> None:
 
 
 def weight_bytes_held(rank: Rank) -> list[int]:
-    """Bytes of the weights of each rank."""
     decoder: Any = computation(rank).runner
     mine = sum(held(decoder._decoder.weights).values())
     mine_alone = torch.tensor([[float(mine)]], dtype=torch.float64, device=rank.device)

@@ -20,7 +20,6 @@ class Tokens:
 
 
 def random_tokens(rng: np.random.Generator, query: int, items: list[int], vocabulary: int) -> Tokens:
-    """Random ids of given lengths."""
     return Tokens(
         rng.integers(0, vocabulary, query).tolist(),
         [rng.integers(0, vocabulary, length).tolist() for length in items],

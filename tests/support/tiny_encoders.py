@@ -189,7 +189,6 @@ ENCODERS: dict[str, Tiny] = {
 
 
 def make(name: str, directory: Path, labels: int = 1, seed: int = 0) -> Path:
-    """Write a random checkpoint with that many labels, and its tokenizer."""
     tiny = ENCODERS[name]
     config = AutoConfig.for_model(tiny.model_type, **{**SIZES, **tiny.changes})
     config.num_labels = labels

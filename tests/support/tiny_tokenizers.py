@@ -34,7 +34,6 @@ CORPUS = [
 
 
 def train(tokenizer: Tokenizer, vocab_size: int = 700, special: list[str] = SPECIAL) -> Tokenizer:
-    """Train in place; merges stay within the pieces of the pre-tokenizer."""
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=1,
@@ -204,6 +203,5 @@ WITHOUT_SAFE_SPLITS: dict[str, Callable[[], Tokenizer]] = {
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> Path:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
     return directory

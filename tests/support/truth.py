@@ -11,8 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 
 class Truth:
-    """transformers' own model of a checkpoint."""
-
     def __init__(self, checkpoint: Path) -> None:
         config = AutoConfig.from_pretrained(checkpoint)
         self.is_classifier = config.architectures[0].endswith("ForSequenceClassification")

@@ -20,8 +20,6 @@ from tests.support.timeouts import TIMEOUT_S
 
 
 class Reply:
-    """`ReplyTo` that keeps the answer."""
-
     def __init__(self) -> None:
         self.answer: Future[Any] = Future()
 

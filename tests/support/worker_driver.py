@@ -106,12 +106,10 @@ class Driver:
         return launched
 
     def read(self, launched: PendingForward) -> Tensor:
-        """Wait for the oldest step not read: its logits [R, vocabulary]."""
         self._read(launched)
         return self._logits.pop(0)
 
     def leave(self, seq_index: int, preempt: bool = False) -> Sequence:
-        """End a sequence, or preempt it."""
         self.drain(seq_index)
         sequence = self.sequences.pop(seq_index)
         sequence.output_ids = [int(self.worker._runner.input_ids[seq_index])] * sequence.sampled
@@ -120,7 +118,6 @@ class Driver:
         return sequence
 
     def resume(self, sequence: Sequence) -> int:
-        """Resume a preempted sequence; returns its new index."""
         cache_config, pages = self.worker.cache_config, len(sequence.held.host_pages)
         device = device_pages_of(pages, sequence.call, cache_config, sequence.resident)
         staged = self.blocks._prompts.to_stage(sequence)

@@ -39,7 +39,6 @@ def full_disk(size: int = FULL) -> Iterator[None]:
 
 @pytest.fixture
 def build(tmp_path: Path) -> Callable[[Path], None]:
-    """Converts a small model, as the default one is built."""
     gguf = write_gguf(tmp_path / "model.gguf", random_llama(tied=True))
     assert gguf.stat().st_size > FULL
 

@@ -33,7 +33,6 @@ FILES = {
 
 @contextmanager
 def hub(files: dict[str, bytes]) -> Iterator[tuple[str, list[str]]]:
-    """Serve one repository, ``org/name``; yield the address and the list of the files fetched."""
     fetched: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

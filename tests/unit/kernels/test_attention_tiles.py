@@ -27,7 +27,6 @@ Tile = tuple[range, list[int], range, list[int]]
 
 
 def packed(calls: list[tuple[int, list[int]]]) -> Forward:
-    """One forward of calls of such queries and items."""
     rng = np.random.default_rng(0)
     prompts = [random_tokens(rng, query, items, 100).prompt() for query, items in calls]
     (forward,) = pack(prompts, 30_000, QueryCache(8, 0, caching=False)).forwards
@@ -44,7 +43,6 @@ def attention_with(rows_per_tile: int) -> TritonAttention:
 
 
 def cut(forward: Forward, rows_per_tile: int, scored: np.ndarray = NO_ROWS) -> tuple[list[Tile], list[Tile]]:
-    """The tiles as the kernel made them: all, and those of the last layer."""
     attention = attention_with(rows_per_tile)
     inputs = prepare(attention, forward, scored=scored)
     tables, rows = inputs.tables, len(forward.input_ids)
@@ -119,7 +117,6 @@ def test_short_items_share_blocks(call: tuple[int, list[int]], blocks: int) -> N
 
 
 def tiles_by_rule(forward: Forward, rows_per_tile: int) -> list[Tile]:
-    """All tiles, by the definition."""
     edges = list(pairwise(forward.cu_seqlens.tolist()))
     tiles: list[Tile] = []
     slot_end = 0

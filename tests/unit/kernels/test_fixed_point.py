@@ -34,7 +34,6 @@ def least(to):
 
 
 def edges_of_bins() -> Tensor:
-    """Of bin -1 to 254."""
     found = torch.zeros(BINS, dtype=torch.int32, device=DEVICE)
     edges[(1,)](found)
     return found.view(torch.float32)

@@ -40,7 +40,6 @@ RESIDENCY = ("device_page_of", "host_page_of", "last_use", "hits", "misses", "bu
 
 
 def weights_of(scores: Tensor, soft_cap: float | None) -> Tensor:
-    """float64 [H, n] from scores [H, group, n]."""
     return numerics.soft_cap(scores.double(), soft_cap).softmax(-1).mean(1)
 
 
@@ -52,7 +51,6 @@ def plain_choice(weights: Tensor, budget: int, forced: set[int]) -> list[int]:
 def plain_selection(
     cache: KVCache, scores: Tensor, rows: StepBatch, soft_cap: float | None = None
 ) -> Selection:
-    """The selection by its definition, from scores [R, heads, pages]."""
     shape = cache.shape
     own = shape.index_kind == "dsa"
     pages, mass = [], torch.zeros(len(scores), shape.kv_heads)

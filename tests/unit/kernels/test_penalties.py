@@ -21,7 +21,6 @@ SEQ_INDICES = np.array([3, 0, 4, 2], np.int32)
 
 
 def penalties(*histories: History) -> Penalties:
-    """Of rows 0, 2 and 3."""
     values = ([1.7, 1.0, 0.3], [0.4, -1.1, 0.0], [0.1, 0.7, -2.0])
     return Penalties(np.array([0, 2, 3]), *(np.array(each, np.float32) for each in values), histories)
 

@@ -35,7 +35,6 @@ KEYS = keys_of(model_type for model_type, _ in FAMILIES.values())
 
 
 def read(checkpoint: Path) -> Any:
-    """What we read of a checkpoint's config: the scorer is made of nothing else."""
     architecture, of_texts = read_architecture(checkpoint)
     return architecture, of_texts.rope_parameters
 

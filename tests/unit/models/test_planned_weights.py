@@ -30,7 +30,6 @@ def quantise(family: str, scheme: str, directory: Path, leave: str = "layers.1.s
 
 
 def assert_as_planned(checkpoint: Path, ranks: int) -> list[Weights]:
-    """Returns the weights of each rank."""
     a, _ = read_architecture(checkpoint)
     loads = [
         partial(load_weights, checkpoint, a, dtype=torch.bfloat16, fp8=True, shard=Shard(rank, ranks))

@@ -259,7 +259,6 @@ def test_200_sequences_share_pools_for_20(kind: dict[str, Any]) -> None:
     assert stats.tokens == sum(len(tokens) for tokens in callers.tokens.values())
     assert stats.prompt_tokens == sum(len(wanted.prompt) for wanted in calls)
     assert stats.preemptions == worker.restores > 0
-    # Nothing was prefilled a second time.
     assert worker.prefilled_tokens == sum(len(wanted.prompt) for wanted in calls)
 
 
@@ -699,10 +698,8 @@ def test_an_engine_with_nothing_to_launch_polls_and_then_sleeps() -> None:
         landed.set()
         callers.wait(lambda: bool(callers.ends) and asked[-1][1])
     polled = [poll for ready, _, poll in asked if not ready]
-    # Its first iterations launch the prompt and read it.
     assert polled[:3] != [True] * 3
     assert all(polled[3:])
-    # Then it blocks until it is closed.
     assert [idle for _, idle, _ in asked[1:]].count(True) == 1
 
 

@@ -33,7 +33,6 @@ Plan = tuple[CacheShape, CacheConfig, dict[str, int], int]
 
 
 def plan(name: str, machine: Machine, **settings: Any) -> Plan:
-    """What `report_pools` is given, with the pools of a machine on which nothing else runs."""
     on_device, on_host, gpus = machine
     kind, dtype = ("cpu", torch.float32) if on_device is None else ("cuda", torch.bfloat16)
     chosen, a = CacheSettings(**settings), architecture(name)

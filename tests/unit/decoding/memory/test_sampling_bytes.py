@@ -63,8 +63,6 @@ def test_beside_kernels_that_draw_it_takes_what_is_planned(rows: int) -> None:
 
 
 class Unlaunched:
-    """A kernel of which only what it is given matters."""
-
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return lambda *arguments, **keywords: None
 

@@ -22,7 +22,6 @@ def ended(drive: Drive, prompt: int) -> Sequence:
 
 
 def hashed(drive: Drive, each: Sequence) -> int:
-    """Blocks that are hashed when a call comes."""
     drive.scheduler.prefix_cache.hash_prompt(each)
     assert each.hashes
     return len(each.hashes.pages)

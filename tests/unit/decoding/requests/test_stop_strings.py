@@ -116,7 +116,6 @@ EOS = frozenset({25})
 
 
 def run(tokens: list[int], **options: object) -> list[NewText]:
-    """Append tokens until the sequence ends."""
     checker = StopChecker(SamplingParams(**{"max_tokens": 100, **options}), EOS, Letters())  # type: ignore[arg-type]
     taken = []
     for token in tokens:

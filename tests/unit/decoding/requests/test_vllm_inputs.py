@@ -24,7 +24,6 @@ def test_without_the_tensors_nothing_changes() -> None:
 
 
 def test_what_the_frontend_sends_is_read() -> None:
-    """Its chat's body with every field that has a default, as `model_dump` writes it."""
     params = read(
         {
             "frequency_penalty": 0.5, "logit_bias": {"5": -1}, "logprobs": False, "n": 1, "presence_penalty": 0.0,

@@ -14,7 +14,6 @@ CONFIG = replace(TINY, prefill_token_budget=LONG)
 
 
 def shares(prompts: list[int], running: int, budget: int = LONG) -> list[int]:
-    """Tokens of each prompt in the next forward."""
     waiting = [sequence(prompt=length) for length in prompts]
     given = dict(share_forward(waiting, replace(CONFIG, prefill_token_budget=budget), running))
     return [given.get(each, 0) for each in waiting]

@@ -65,7 +65,6 @@ def choose(selector: Selector, q: Tensor, rows: StepBatch) -> Selection:
 
 
 def write(cache: KVCache, selector: Selector, rows: StepBatch, keys: list[Tensor], chunk: int) -> None:
-    """Write each sequence's keys in chunks, with a row after each that is not to be kept."""
     page = cache.shape.page_size
     for seq_index, of_sequence in zip(rows.seq_indices.tolist(), keys, strict=True):
         for start in range(0, len(of_sequence), chunk):

@@ -10,7 +10,6 @@ from tests.support import decode_rank_work
 
 @pytest.fixture(scope="module")
 def ranks(ranks_of: Callable[[int], Ranks]) -> Ranks:
-    """Two, with what decoding imports."""
     ranks = ranks_of(2)
     ranks.prepare(decode_rank_work.arrive)
     return ranks

@@ -26,8 +26,6 @@ EOS = 3
 
 @dataclass
 class Row:
-    """A sequence, and what the reference knows of it."""
-
     prompt: list[int]
     params: SamplingParams
     seq_index: int

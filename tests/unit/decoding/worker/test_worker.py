@@ -59,8 +59,6 @@ class Recorder:
         self.logits = torch.eye(VOCABULARY)
         self.counts: Any = None
 
-    # Queues.
-
     def use(self, queue: Queue) -> "Recorder":
         self.log.append(("use", queue.value))
         return self
@@ -91,8 +89,6 @@ class Recorder:
     def completed(self, event: Event) -> bool:
         return event in self.done
 
-    # Model and runner.
-
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         self.log.append(("prefill", *((chunk.start, chunk.end) for chunk in chunks)))
         return self.logits[: sum(chunk.is_last for chunk in chunks)]
@@ -104,8 +100,6 @@ class Recorder:
         readback = torch.arange(COUNTERS + len(seq_indices))
         slots = torch.from_numpy(positions), torch.from_numpy(positions + 100)
         return StepOutputs(self.logits[: len(seq_indices)], *slots, readback, sampling.is_greedy)
-
-    # Cache operations.
 
     def offload_step(self, *slots: Tensor) -> None:
         self.log.append(("copy", *(each.tolist() for each in slots)))
@@ -120,7 +114,6 @@ class Recorder:
         self.log.append(("restore dense", slots.tolist(), host_slots.tolist()))
 
     def take(self) -> list[tuple[Any, ...]]:
-        """The log since it was taken last."""
         log, self.log = self.log, []
         return log
 
@@ -144,7 +137,6 @@ def step(worker: CacheWorker, position: int) -> None:
 
 
 def restore(worker: CacheWorker, seq_index: int = 1) -> None:
-    """Restore 3 tokens of a sequence and wait for their copy."""
     device: Recorder = worker._queues  # type: ignore[assignment]
     worker.restore(seq_index, 3, at(5), at(2))
     device.done.add(worker._restores._in_flight[seq_index])

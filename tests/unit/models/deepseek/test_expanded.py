@@ -38,7 +38,6 @@ def truth(checkpoint: Path, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def logits(decoder: DsaDecoder, max_elements: int = MAX_ELEMENTS, ends: tuple[float, ...] = (1.0,)) -> Tensor:
-    """All prompts in one forward, or in several up to these shares of their lengths."""
     staged = StagedLatents(decoder.architecture, SLOTS, CPU, decoder.dtype, max_elements=max_elements)
     # What was never written must never be read.
     staged.pool.fill_(float("nan"))
@@ -72,7 +71,6 @@ def test_every_token_matches_transformers(
 
 
 def other_head(decoder: DsaDecoder) -> None:
-    """Values of the next head."""
     layers = tuple(
         replace(layer, attention=replace(layer.attention, from_latent=layer.attention.from_latent.roll(1, 0)))
         for layer in decoder.weights.layers

@@ -17,7 +17,6 @@ Change = Callable[[dict[str, torch.Tensor]], None]
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Encoder]:
-    """Load a tiny encoder of which some tensors or keys of the config were changed."""
 
     def load_changed(name: str, change: Change = lambda tensors: None, **config: object) -> Encoder:
         directory: Path = make(name, tmp_path_factory.mktemp(name))

@@ -36,7 +36,6 @@ def written(
 
 
 def scores_of(checkpoint: Path, dense: Path, items: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of a checkpoint, and those of transformers with the dequantised weights."""
     call = random_tokens(np.random.default_rng(0), 13, items, VOCABULARY)
     (found,) = score(load_decoder_scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
     return found, truth_of(dense).scores(call.query, call.items, LABELS)
@@ -131,7 +130,6 @@ def test_scores_in_fp8_are_near_those_of_the_dequantised_weights(scheme: str, tm
 
 
 def change(checkpoint: Path, **parts: torch.Tensor | None) -> Path:
-    """Replace parts of `NAME`, or remove those that are None."""
     file = checkpoint / "model.safetensors"
     tensors = load_file(file)
     for part, value in parts.items():
