@@ -47,7 +47,7 @@ def _held_launch(self, jobs):
         with open({reached!r}, "w"):
             pass
         time.sleep(0.02)
-    return _launch(self, jobs)
+    yield from _launch(self, jobs)
 
 
 BatchedTokenizer.launch = _held_launch
