@@ -1,7 +1,6 @@
 """A gRPC endpoint that speaks Triton's protocol and fails on demand, which a real server cannot do.
 
-Its scores are a checksum of query, item and label: any mix-up of items, labels or chunks shows. It reads the
-bytes on the wire by itself and shares no code with the client.
+Scores are checksums of query, item and label, so that any mix-up shows; no code is shared with the client.
 """
 
 import json
@@ -45,7 +44,6 @@ def checksum(query: bytes, item: bytes, label: bytes) -> float:
 
 
 def abort(code: str, message: str) -> Fault:
-    """Fail the request with a code and a message."""
     return lambda context: context.abort(getattr(grpc.StatusCode, code), message)
 
 
@@ -158,7 +156,6 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return response
 
     def _begin(self, request: Any, context: grpc.ServicerContext) -> Fault | None:
-        """Note a request; return what happens to it."""
         with self._lock:
             self.requests.append(request)
             self.metadata.append(dict(context.invocation_metadata()))

@@ -175,7 +175,6 @@ def test_the_blocking_client_raises_the_first_failure_not_those_it_caused(triton
                     call.result(TIMEOUT_S)
             finally:
                 triton.answer_all()
-    # The other three were never sent.
     assert [call.cancelled for call in triton.calls] == [True, True, False]
 
 

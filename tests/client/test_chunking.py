@@ -1,5 +1,3 @@
-"""Splitting calls into requests."""
-
 from itertools import pairwise
 
 import pytest

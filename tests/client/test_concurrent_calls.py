@@ -1,5 +1,3 @@
-"""Concurrent calls answered in order."""
-
 import threading
 from collections.abc import Iterator
 

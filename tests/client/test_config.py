@@ -1,5 +1,3 @@
-"""The settings of a client."""
-
 import pytest
 
 from hiscore_client import InvalidRequest

@@ -1,5 +1,3 @@
-"""Exceptions and the gRPC failures that map to them."""
-
 import pickle
 
 import pytest

@@ -283,7 +283,6 @@ def test_closing_the_iterator_cancels_the_generation(url: str, server: FaultySer
         wait_until(lambda: server.cancelled == 1)
         with pytest.raises(StopIteration):
             next(stream)
-        # The client is as good as new.
         server.stream[1:] = [([14], b"x", b"length")]
         assert [chunk.finish_reason for chunk in client.generate("b")] == ["", "length"]
 

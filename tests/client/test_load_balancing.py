@@ -26,7 +26,6 @@ def url(servers: tuple[FaultyServer, FaultyServer]) -> Iterator[str]:
 
 
 def until_both_have(servers: tuple[FaultyServer, FaultyServer], requests: int) -> Iterator[None]:
-    """Go on until each server has this many requests."""
     deadline = time.monotonic() + TIMEOUT_S
     while min(len(server.requests) for server in servers) < requests and time.monotonic() < deadline:
         yield

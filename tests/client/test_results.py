@@ -1,5 +1,3 @@
-"""Merging the results of a call's chunks."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Options and chunks of a scoring call."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""Converting arguments to tensors."""
-
 from itertools import pairwise
 
 import numpy as np

@@ -10,8 +10,6 @@ asked = {"model": "any", "messages": GIVEN["messages"], "temperature": 0, "max_c
 
 
 class City(BaseModel):
-    """What a structured answer holds."""
-
     name: str
     capital: bool
 

@@ -81,13 +81,11 @@ def from_description(operation: Any, mode: GenerationMode) -> None:
 
 
 def places(node: Any) -> list[tuple[Any, Any]]:
-    """Every container within a body with every key of its own."""
     keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
     return [each for key in keys for each in ((node, key), *places(node[key]))]
 
 
 def from_good_ones(path: str, bodies: list[Any]) -> None:
-    """Make good requests, and good ones with one value changed."""
     for body in bodies:
         note(path, body, requests.post(URL + path, json=body, timeout=TIMEOUT_S))
 

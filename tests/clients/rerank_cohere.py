@@ -1,5 +1,3 @@
-"""Cohere's client."""
-
 import cohere
 from exchange import GIVEN, answer
 

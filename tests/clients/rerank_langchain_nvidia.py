@@ -1,5 +1,3 @@
-"""LangChain's client of NVIDIA's NIM for reranking."""
-
 from exchange import GIVEN, answer
 from langchain_core.documents import Document
 from langchain_nvidia_ai_endpoints import NVIDIARerank

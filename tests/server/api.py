@@ -28,7 +28,6 @@ class Reply:
 
     @property
     def json(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.body)
 
 
@@ -36,10 +35,7 @@ class Reply:
 def api_of(
     server: Server, log: Path, max_body: int | None = None, labels: Sequence[str] = (), **settings: Any
 ) -> Iterator[Api]:
-    """The API of a running server, on a free port.
-
-    max_body: bytes of its bodies; labels: in place of the template's.
-    """
+    """The API of a running server, on a free port; max_body: bytes of its bodies."""
     chosen = ServeSettings(**{"model": str(server.checkpoint), "api_port": 0, **settings})
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, HISCORE_PROMPT_LABELS=json.dumps(labels)))

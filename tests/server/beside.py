@@ -27,7 +27,6 @@ class Beside:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
-        """Raise the failure, if there is one."""
         if self.failure:
             raise AssertionError("a good call beside failed") from self.failure
 

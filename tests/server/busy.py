@@ -22,20 +22,14 @@ def inputs(items: int) -> list[triton.InferInput]:
 
 
 def score(client: triton.InferenceServerClient, items: int, timeout_us: int | None = None) -> np.ndarray:
-    """Scores of a call that keeps a tiny model busy for a while, float32 [items, 2].
-
-    timeout_us: the longest wait in the server's queue.
-    """
+    """Scores of a call that keeps a tiny model busy for a while, float32 [items, 2]."""
     answer = client.infer("scorer", inputs(items), timeout=timeout_us).as_numpy("scores")
     assert answer is not None
     return answer[0]
 
 
 def until_error(call: Callable[[], object], stop: Event) -> Exception | None:
-    """Repeat a call until it fails or `stop` is set, and return the error.
-
-    However fast the machine is, there is always a call in flight, and a call that hangs never returns.
-    """
+    """Keep a call in flight until one fails or `stop` is set; return the error."""
     while not stop.is_set():
         try:
             call()

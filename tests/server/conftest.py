@@ -59,7 +59,6 @@ class StartServer(Protocol):
 
 @pytest.fixture(scope="session")
 def smollm() -> Path:
-    """The default checkpoint."""
     return resolve()
 
 
@@ -109,12 +108,10 @@ class Servers:
         return server
 
     def end_of_module(self) -> None:
-        """Stop all but the servers used last."""
         self._in_use.clear()
         self._stop_unused(self.ALIVE)
 
     def stop(self) -> None:
-        """Stop every server."""
         self._in_use.clear()
         self._stop_unused(0)
 
@@ -142,7 +139,6 @@ def servers(logs: Path) -> Iterator[StartServer]:
 
 @pytest.fixture(scope="session")
 def kept_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """The servers of all modules."""
     kept = Servers(tmp_path_factory.mktemp("logs"))
     yield kept
     kept.stop()

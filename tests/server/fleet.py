@@ -15,14 +15,7 @@ from hiscore.settings import ServeSettings
 
 @contextmanager
 def fleet(model: str, checkpoints: Mapping[str, Path], log_path: Path, **settings: Any) -> Iterator[Server]:
-    """A server whose models are called ``MODEL-NAME``.
-
-    Args:
-        model: `scorer` or `decode`: what each checkpoint is served by.
-        checkpoints: By name.
-        log_path: Where the server's output goes.
-        settings: Of all of them.
-    """
+    """A server with a model ``MODEL-NAME`` for each checkpoint's name; model: `scorer` or `decode`."""
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     first = str(next(iter(checkpoints.values())))
     chosen = ServeSettings(model=first, models=model, device="cpu", **ports, **settings)

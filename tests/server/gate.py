@@ -9,10 +9,7 @@ from tests.support.timeouts import TIMEOUT_S
 
 
 class Gate:
-    """Forwards connections to a server: a limited number of bytes from the callers, all answers back.
-
-    address: where callers connect to.
-    """
+    """Forwards connections to a server: a limited number of bytes from the callers, all answers back."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -25,7 +22,6 @@ class Gate:
         self.held = False
 
     def allow(self, size: int) -> None:
-        """Let more bytes through."""
         with self._changed:
             self._left += size
             self.held = False
@@ -41,7 +37,6 @@ class Gate:
         self._listener.close()
 
     def serve(self) -> None:
-        """Until closed."""
         while True:
             try:
                 caller, _ = self._listener.accept()

@@ -1,7 +1,4 @@
-"""One generation over either protocol: a gRPC stream, and /generate_stream over HTTP.
-
-Without our own client, so that tests see the wire itself.
-"""
+"""One generation over a gRPC stream or /generate_stream, without our client: tests see the wire itself."""
 
 import http.client
 import json
@@ -69,11 +66,7 @@ def tensors(inputs: Mapping[str, Any]) -> list[Any]:
 def grpc_stream(
     server: Server, inputs: Mapping[str, Any], timeout_us: int | None = None, **parameters: Any
 ) -> Iterator[Iterator[Response]]:
-    """The responses as they come. Leaving the block cancels what still runs.
-
-    Raises:
-        Refused: The server's error, when the next response is asked for.
-    """
+    """The responses as they come, or `Refused`; leaving the block cancels what still runs."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     ended = False
     client = tritonclient.grpc.InferenceServerClient(server.grpc_url)

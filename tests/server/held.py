@@ -78,7 +78,6 @@ class Holdable:
             self.release()
 
     def release(self) -> None:
-        """Launch what is held."""
         self.hold.unlink(missing_ok=True)
 
     def batches(self) -> list[list[int]]:

@@ -31,7 +31,6 @@ def leftovers(name: str) -> list[str]:
 
 
 def wait_gone(name: str) -> None:
-    """Wait until no process of the server is left."""
     wait_until(lambda: not processes(name), lambda: f"{leftovers(name)} is left")
 
 

@@ -50,7 +50,6 @@ def chunked(path: str, chunks: bytes) -> bytes:
 
 
 def tensor(name: str, shape: Any, datatype: Any, data: Any = None, **parameters: Any) -> dict[str, Any]:
-    """A tensor in the JSON of Triton's protocol."""
     made = {"name": name, "shape": shape, "datatype": datatype}
     if data is not None:
         made["data"] = data
@@ -58,7 +57,6 @@ def tensor(name: str, shape: Any, datatype: Any, data: Any = None, **parameters:
 
 
 def infer(inputs: Sequence[Any], **more: Any) -> bytes:
-    """The JSON body of a call."""
     return json.dumps({"inputs": inputs, **more}).encode()
 
 

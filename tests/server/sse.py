@@ -41,6 +41,5 @@ def events(api: Api, path: str, body: Any) -> Iterator[Iterator[Any]]:
 
 
 def all_events(api: Api, path: str, **body: Any) -> list[Any]:
-    """All of them."""
     with events(api, path, body) as read:
         return list(read)

@@ -35,7 +35,6 @@ DEEP = 100_000
 
 
 def ids(shape: Any, datatype: Any = "INT32", data: Any = None, **parameters: Any) -> bytes:
-    """A call of the scorer with other ids."""
     return post(SCORER, infer([tensor("input_ids", shape, datatype, data, **parameters), *OTHERS]))
 
 
@@ -223,7 +222,6 @@ BODIES["/v2/models/tokenizer/infer"] = BODIES[SCORE] | {"outputs": []}
 
 @st.composite
 def changed(draw: st.DrawFn, value: Any) -> Any:
-    """A JSON value of which one part is something else, or gone."""
     if not value or not isinstance(value, dict | list) or not draw(st.integers(0, 4)):
         return draw(JUNK)
     key = draw(st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value))))

@@ -331,7 +331,6 @@ def generated(server: Server) -> int:
 
 
 def held(server: Server) -> int:
-    """Tokens of all sequences that decode holds."""
     return read_counters(server)["decode", "hiscore_decode_host_rows"]
 
 

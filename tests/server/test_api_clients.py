@@ -48,7 +48,6 @@ def ask_for_ranking(api: Api, script: str) -> dict[str, Any]:
 
 
 def check(found: list[Pair], truth: np.ndarray) -> None:
-    """Index and score of each document, best first."""
     order = [int(index) for index in np.argsort(-truth)][: len(found)]
     assert [index for index, _ in found] == order
     assert [score for _, score in found] == pytest.approx(truth[order], abs=1e-5)
@@ -108,7 +107,6 @@ def test_aiperf(api: Api, smollm: Path, endpoint: str, tmp_path: Path) -> None:
 
 
 def answered(api: Api) -> int:
-    """Requests that the API has answered with 200."""
     page = call(api, "/metrics").body.decode()
     return sum(
         int(float(line.split()[-1]))

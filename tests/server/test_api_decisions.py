@@ -44,7 +44,6 @@ def api(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ap
 
 @pytest.fixture(scope="module")
 def plain(lm: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """Of the small random model."""
     with api_of(lm, tmp_path_factory.mktemp("api") / "api.log") as running:
         yield running
 

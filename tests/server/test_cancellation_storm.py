@@ -64,7 +64,6 @@ def cancelled_stream(stub: service_pb2_grpc.GRPCInferenceServiceStub, number: in
 
 
 def storm(server: Server, seed: int) -> list[str]:
-    """What became of each."""
     with grpc.insecure_channel(server.grpc_url) as channel, ThreadPoolExecutor(AT_ONCE) as pool:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         work = [cancelled_call] * CALLS + [cancelled_stream] * STREAMS

@@ -17,7 +17,6 @@ LABELS = [5, 77, 401]
 
 @pytest.fixture
 def held(start_server: StartServer, tiny_lm: Path, holdable: Holdable) -> Server:
-    """A server whose scorer can be held."""
     return start_server(
         tiny_lm,
         models="score,tokenizer,scorer",

@@ -1,5 +1,3 @@
-"""The `hiscore` command against the real server."""
-
 import json
 from pathlib import Path
 

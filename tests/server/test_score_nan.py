@@ -1,5 +1,3 @@
-"""A model that gives NaN: an error for that call only."""
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

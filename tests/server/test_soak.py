@@ -1,7 +1,4 @@
-"""All kinds of calls at once, for a long time: memory, /dev/shm, open files and threads do not grow.
-
-SOAK_MINUTES sets the duration: half a minute by default, one in CI, thirty in `make soak`.
-"""
+"""All kinds of calls at once, for SOAK_MINUTES: memory, /dev/shm, open files and threads do not grow."""
 
 import os
 import random

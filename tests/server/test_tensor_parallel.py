@@ -86,12 +86,10 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def followers(stub: psutil.Process) -> list[psutil.Process]:
-    """The processes of a model's other ranks."""
     return [child for child in stub.children() if "hiscore.parallel.follower" in " ".join(child.cmdline())]
 
 
 def answers(server: Server, calls: list[Tokens], softmax: bool) -> list[Answer]:
-    """The answers to calls that are made at once."""
     with ThreadPoolExecutor(len(calls)) as pool:
         ask = partial(score_tokens, server, labels=LABELS, apply_softmax=softmax)
         return list(pool.map(ask, calls))
@@ -259,7 +257,6 @@ def stream(address: str, seed: int, tokens: int = TOKENS) -> list[int]:
 
 
 def generated(server: Server, prompt: str) -> list[int]:
-    """The tokens of a greedy generation."""
     with ScoreClient(server.grpc_url) as client:
         chunks = list(
             client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0, timeout=TIMEOUT_S)

@@ -95,7 +95,6 @@ def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def refuse(client: ScoreClient) -> None:
-    """Make a call that is refused."""
     with pytest.raises(InvalidRequest, match="must be exactly one"):
         client.score(QUERY, ITEMS, labels=[SEVERAL_TOKENS], request_id="refused")
 

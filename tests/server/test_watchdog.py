@@ -57,7 +57,6 @@ class Watched:
             return error.code, error.read().decode()
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition."""
         wait_until(condition, lambda: self.log.read_text()[-4_000:])
 
     def restarts(self) -> int:

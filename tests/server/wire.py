@@ -1,7 +1,4 @@
-"""One call over each way into the server: gRPC, HTTP with binary tensors, and /generate.
-
-None of this uses our own client, so that the wire itself is what the tests see.
-"""
+"""One call over gRPC, HTTP with binary tensors or /generate, without our client: tests see the wire itself."""
 
 import json
 import urllib.error
@@ -91,7 +88,6 @@ def over_generate(server: Server, model: str, inputs: Inputs, parameters: Mappin
 
 
 def post(server: Server, model: str, body: bytes) -> Outputs:
-    """POST a raw body to /generate."""
     request = urllib.request.Request(f"{server.http_url}/v2/models/{model}/generate", data=body)
     try:
         with urllib.request.urlopen(request) as response:

@@ -1,5 +1,3 @@
-"""Fixtures of several unit tests."""
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,7 +17,6 @@ if "TRITON_INTERPRET" in os.environ:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A tiny checkpoint of a family, made on first use."""
     from tests.support.decoding import checkpoint
 
     return cache(lambda family: checkpoint(family, tmp_path_factory.mktemp("checkpoint")))

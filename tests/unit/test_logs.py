@@ -35,7 +35,6 @@ def refused_label(label: str) -> RequestError:
 
 @pytest.fixture
 def lines() -> Iterator[list[logging.LogRecord]]:
-    """What the log of refusals gets."""
     found: list[logging.LogRecord] = []
     handler = logging.Handler(logging.DEBUG)
     handler.emit = found.append  # type: ignore[method-assign]

@@ -1,5 +1,3 @@
-"""Checks of tensors that all models share."""
-
 import numpy as np
 import pytest
 

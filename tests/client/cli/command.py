@@ -41,7 +41,6 @@ def run(*args: str, url: str, stdin: bytes = b"") -> "subprocess.CompletedProces
 def run_process(
     *args: str, url: str, stdin: bytes = b"", **environment: str
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run the command as a user does."""
     return subprocess.run(
         [*COMMAND, *args],
         input=stdin,
@@ -52,7 +51,6 @@ def run_process(
 
 
 def lines(text: bytes) -> list[dict[str, Any]]:
-    """Parse JSON Lines."""
     return [json.loads(line) for line in text.splitlines()]
 
 

@@ -92,7 +92,6 @@ def test_temperatures_are_fitted_and_reported(api: FakeApi, tmp_path: Path) -> N
     assert written["report"]["choice"]["ece"] == pytest.approx(0.3)
     assert written["report"]["choice"]["ece_calibrated"] == pytest.approx(0, abs=0.01)
     assert written["report"]["predicate"]["accuracy"] == 0
-    # The server reads what was written.
     assert set(read_calibration(out)) == {"choice", "predicate", "score"}
 
 

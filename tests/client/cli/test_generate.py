@@ -1,5 +1,3 @@
-"""``hiscore generate`` against a real gRPC endpoint."""
-
 import json
 import os
 import pty

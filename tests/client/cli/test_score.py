@@ -233,10 +233,7 @@ def test_wait_ready(url: str, dead_url: str, server: FaultyServer) -> None:
 def on_terminal(
     *args: str, url: str, pipe_stdout: bool = False, watch: Callable[[bytes], None] = lambda shown: None
 ) -> tuple[str, str]:
-    """Run with a terminal as stderr, and as stdout unless that is a pipe; return what the two showed.
-
-    watch: called with what the terminal has shown so far.
-    """
+    """Run with a terminal as stderr, and as stdout unless that is a pipe; return what the two showed."""
     master, slave = pty.openpty()
     environment = {**os.environ, "HISCORE_URL": url, "COLUMNS": "100", "TERM": "xterm"}
     stdout = subprocess.PIPE if pipe_stdout else slave

@@ -23,8 +23,6 @@ RESULT = ScoreResult(np.zeros((1, 1), np.float32), Usage(1, 0), "id")
 
 
 class FakeClient:
-    """Fails as it is told to, then answers."""
-
     def __init__(self, world: "World", *failures: HiscoreError) -> None:
         self.world = world
         self.failures = list(failures)

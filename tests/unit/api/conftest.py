@@ -31,7 +31,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def models() -> FaultyServer:
-    """The models, as far as the API sees them."""
     server = FaultyServer()
     server.ready.add("decode")
     return server
@@ -39,7 +38,6 @@ def models() -> FaultyServer:
 
 @pytest.fixture
 def make_settings(models: FaultyServer, checkpoint: Path) -> Iterator[MakeSettings]:
-    """Settings of an API in front of the fake."""
     with serving(models) as address:
         base = {"checkpoint": checkpoint, "backend": address, "listen_port": 1, "prompt_labels": ("a", "b")}
         yield lambda **given: ApiProcessSettings(**{**base, "served_models": "score,scorer,decode", **given})
@@ -47,7 +45,6 @@ def make_settings(models: FaultyServer, checkpoint: Path) -> Iterator[MakeSettin
 
 @pytest.fixture
 def make_client(make_settings: MakeSettings) -> Iterator[MakeClient]:
-    """A client of the application with these settings."""
     with ExitStack() as stack:
 
         def make(**settings: Any) -> TestClient:
@@ -59,5 +56,4 @@ def make_client(make_settings: MakeSettings) -> Iterator[MakeClient]:
 
 @pytest.fixture
 def client(make_client: MakeClient) -> TestClient:
-    """A client of the application with its defaults."""
     return make_client()

@@ -37,7 +37,6 @@ def post(client: TestClient, path: str, content: bytes, **headers: str) -> tuple
 
 
 def with_text(body: Any, change: Callable[[str], Any]) -> Any:
-    """A body with its first text changed."""
     changed = copy.deepcopy(body)
 
     def visit(node: Any) -> bool:

@@ -1,5 +1,3 @@
-"""Text, JSON and parts of both."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""The API's way to the models."""
-
 import asyncio
 import time
 

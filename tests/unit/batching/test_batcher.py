@@ -84,8 +84,6 @@ class Device:
 
 
 class Caller:
-    """Who sent a job."""
-
     def __init__(self, device: Device, job: int) -> None:
         self.device, self.job = device, job
 
@@ -287,8 +285,6 @@ def test_a_batch_that_fails_affects_no_other(device: Device, unlucky: int, where
 
 
 class Pace(LaunchPace):
-    """Notes what it is told."""
-
     def __init__(self) -> None:
         super().__init__()
         self.told: list[str] = []

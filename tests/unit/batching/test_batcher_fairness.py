@@ -15,8 +15,6 @@ Job = tuple[int, ...]
 
 
 class Model:
-    """Computes a batch whenever the test says so."""
-
     def __init__(self, async_launch: bool) -> None:
         self.async_launch = async_launch
         self.between = 0

@@ -253,8 +253,6 @@ def test_what_another_thread_submits_while_one_is_launched_alone_goes_behind_it(
 
 
 class Hooked:
-    """A lock before which something happens, once."""
-
     def __init__(self, lock: threading.Lock, before: Callable[[], None]) -> None:
         self.lock, self.before = lock, [before]
 

@@ -22,10 +22,7 @@ def line(cost: float) -> float:
 def trained(
     seconds: Callable[[float], float], costs: tuple[int, ...] = COSTS, batches: int = 200
 ) -> LaunchPace:
-    """A pace that has seen batches, one after the other; the last has ended at time 1000.
-
-    Each began in the middle of its launch.
-    """
+    """A pace that has seen batches, each begun in the middle of its launch; the last ended at time 1000."""
     pace = LaunchPace()
     took = [seconds(costs[index % len(costs)]) for index in range(batches)]
     now = 1000 - sum(took) - batches * LAUNCH / 2

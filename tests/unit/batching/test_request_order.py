@@ -46,7 +46,6 @@ def test_short_calls_are_not_held_up_and_long_ones_hardly_later() -> None:
 
 
 def order_of(*usual: int, between: int = SHORT_ROWS) -> RequestOrder[Call]:
-    """Make an order that has seen calls come and go."""
     order: RequestOrder[Call] = RequestOrder(BUDGET, between)
     for size in usual:
         order.add(call := Call(0, size), size, contended=True)
@@ -62,7 +61,6 @@ def add(order: RequestOrder[Call], *sizes: int) -> list[Call]:
 
 
 def filled(order: RequestOrder[Call], between: bool = False) -> list[int]:
-    """Fill the next batch, and return the costs of its parts."""
     batch = Batch()
     if between:
         assert order.fill_between(batch) == bool(batch.taken)

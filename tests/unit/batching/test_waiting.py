@@ -34,10 +34,7 @@ class Model:
 def test_behind_one_that_waits_those_that_have_started_are_freed(
     between: int, spare: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One with an early deadline always waits, and hides later ones from whoever drops what is due first.
-
-    The control never drops the others.
-    """
+    """One with an early deadline always waits and hides later ones. The control never drops the others."""
     monkeypatch.setattr(request_order, "SPARE", spare)
     model: Any = Model(between)
     waiting: WaitingRequests[int] = WaitingRequests(model, BatchLimits(8, 10), Totals(), LoadBoard())

@@ -54,7 +54,6 @@ def test_small_arrays_that_are_asked_for_again_are_not_sent_again() -> None:
     kept, device = Kept(), torch.device("cpu")
 
     def ask(values: np.ndarray) -> tuple[int, list[int]]:
-        """How many arrays are sent, and what arrives."""
         uploads = Uploads(device)
         get = kept.add(values, uploads)
         sent = len(uploads._waiting)

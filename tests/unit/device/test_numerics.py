@@ -1,5 +1,3 @@
-"""The rules of precision."""
-
 import pytest
 import torch
 

@@ -50,8 +50,6 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
 
 @pytest.fixture
 def feeds(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module, on the fake backend."""
-
     class Family:
         COUNTER, GAUGE = "counter", "gauge"
 

@@ -57,8 +57,6 @@ class Model:
 
 
 class Error(str):
-    """Triton's error: its message."""
-
     INVALID_ARG, UNAVAILABLE, CANCELLED, INTERNAL = range(4)
 
     def __new__(cls, message: str, code: int) -> "Error":
@@ -80,8 +78,6 @@ class Sender:
 
 
 class Request:
-    """A request of Triton's that holds a word."""
-
     def __init__(self, word: str, timeout_us: int = 0) -> None:
         self.word, self.timeout_us = word, timeout_us
         self.sender = Sender()
@@ -148,7 +144,6 @@ class Both:
 
 
 def as_outputs(both: Both) -> None:
-    """Answers become responses of one tensor."""
     both.last.launch = wrap(both.last.launch)  # type: ignore[method-assign]
 
 

@@ -1,5 +1,3 @@
-"""Processes that are started beside this one."""
-
 import os
 import pty
 import sys

@@ -1,5 +1,3 @@
-"""A SIGINT that reaches make alone is noticed."""
-
 import os
 import signal
 import subprocess

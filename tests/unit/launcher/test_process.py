@@ -59,7 +59,6 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Process]]:
 
 
 def stubs(process: Process, count: int = 2) -> list[psutil.Process]:
-    """The children of a process, once there are `count`."""
     wait_until(lambda: len(children(process)) == count)
     return children(process)
 

@@ -47,10 +47,7 @@ class FakeCanaries:
 
 
 class FakeServer:
-    """Runs until a test sets `broken` or its canaries; `events` are the calls that it got.
-
-    failures: what its next restarts raise, one after the other.
-    """
+    """Runs until a test sets `broken` or its canaries; failures: what its next restarts raise."""
 
     def __init__(self, clock: FakeClock, **settings: Any) -> None:
         self.settings = ServeSettings(**settings)

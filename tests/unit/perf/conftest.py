@@ -1,5 +1,3 @@
-"""What the tests of perf share."""
-
 from collections.abc import Iterator
 
 import pytest

@@ -121,8 +121,6 @@ class Doubler:
 
 
 class Doubled(NamedTuple):
-    """A batch that has been computed."""
-
     answers: list[int]
 
     def finish(self) -> list[int]:

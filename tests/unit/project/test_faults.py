@@ -8,14 +8,11 @@ CELL = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def rows(document: str) -> list[str]:
-    """The rows of all tables, without their heads."""
     lines = [line for line in document.splitlines() if line.startswith("| ")]
     return [line for line in lines if not line.startswith("| fault |")]
 
 
 def missing(document: str) -> list[str]:
-    """Rows that name no test, or one that does not exist."""
-
     def exists(row: str) -> bool:
         found = CELL.search(row.split("|")[3])
         if not found or not (ROOT / found.group(1)).is_file():

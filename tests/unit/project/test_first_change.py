@@ -23,7 +23,6 @@ def apply(diff: str, tree: Path) -> None:
 
 
 def run(tree: Path) -> subprocess.CompletedProcess[str]:
-    """Run the page's tests there."""
     assert COMMAND
     command = [sys.executable, *COMMAND[1].split(), "-p", "no:cacheprovider"]
     return subprocess.run(command, cwd=tree, capture_output=True, text=True)

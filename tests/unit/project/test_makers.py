@@ -25,14 +25,12 @@ def is_maker(name: str) -> bool:
 
 
 def targets(node: ast.AST) -> list[ast.expr]:
-    """What a statement assigns or deletes."""
     if isinstance(node, ast.Assign | ast.Delete):
         return node.targets
     return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
 
 
 def root(target: ast.expr) -> str:
-    """The name at the beginning of ``a.b[c].d``."""
     while isinstance(target, ast.Attribute | ast.Subscript):
         target = target.value
     return target.id if isinstance(target, ast.Name) else ""

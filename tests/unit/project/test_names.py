@@ -8,12 +8,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def classes(source: str) -> list[str]:
-    """Names of the classes that a module defines."""
     return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
 
 
 def shared(sources: list[str]) -> set[str]:
-    """Names of classes that are defined more than once."""
     counts = Counter(name for source in sources for name in classes(source))
     return {name for name, count in counts.items() if count > 1}
 

@@ -21,11 +21,7 @@ def imported(source: str) -> set[str]:
 
 
 def small_rooms(sources: dict[str, str]) -> list[str]:
-    """Name the short modules that fewer than two others import.
-
-    Args:
-        sources: By module, packages without ``.__init__``; programs, as ``a.__main__`` is one, need no importer.
-    """
+    """Name the short modules that fewer than two others import; programs (``a.__main__``) need no importer."""
     imports = {module: imported(source) for module, source in sources.items()}
     return [
         module

@@ -14,7 +14,6 @@ KINDS = {**tiny_tokenizers.WITH_SAFE_SPLITS, "metaspace": tiny_tokenizers.metasp
 
 @pytest.fixture(scope="session", params=[*KINDS, pytest.param("default", marks=pytest.mark.exhaustive)])
 def checkpoint(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a tokenizer."""
     if request.param == "default":
         return resolve(progress=False)
     return tiny_tokenizers.save(KINDS[request.param](), tmp_path_factory.mktemp(request.param))

@@ -9,7 +9,6 @@ from hiscore.prompts.reasoning import ReasoningReader
 
 
 def read(begun: bool, pieces: list[str]) -> tuple[str, str]:
-    """Reasoning and content."""
     reader = ReasoningReader(begun)
     parts = [*(part for piece in pieces for part in reader.push(piece)), *reader.finish()]
     return (

@@ -48,12 +48,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @lru_cache(maxsize=len(FAMILIES))
 def prompts_of(checkpoint: Path, template: str) -> RerankPrompts:
-    """As of a classifier: in the small vocabularies, "yes" is no token. Shared: building takes longer than a test.
-
-    Args:
-        checkpoint: A directory whose files do not change.
-        template: A family's.
-    """
+    """As of a classifier: in small vocabularies, "yes" is no token. Shared: building takes longer than a test."""
     return RerankPrompts(checkpoint, template, is_classifier=True)
 
 

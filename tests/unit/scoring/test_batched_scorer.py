@@ -24,8 +24,6 @@ class Device:
 
 
 class Pending:
-    """A launched batch with given answers."""
-
     def __init__(self, *answers: Scores | RequestError) -> None:
         self.answers = answers
 

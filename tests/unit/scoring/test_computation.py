@@ -1,5 +1,3 @@
-"""What each rank of a scorer claims of its device."""
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,8 +20,6 @@ BUDGET = 2_048
 
 
 class Claims:
-    """A ledger that keeps the last plan."""
-
     plan: MemoryPlan
 
     def free(self, place: str, measure: Callable[[], int]) -> int:

@@ -55,10 +55,7 @@ def call(rng: np.random.Generator, queries: list[list[int]]) -> ScoreRequest:
 def test_what_has_been_answered_is_freed(
     whole: bool, kept: bool, checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of calls that fail, come too late or are cancelled; in slices, or whole as on several GPUs.
-
-    The control keeps what it has answered.
-    """
+    """Also of calls that fail, come too late or are cancelled. The control keeps what it has answered."""
     monkeypatch.setattr(waiting, "POLL_AFTER_S", 0.0)
     scorer, rng = sliced(checkpoints("qwen3")[0], monkeypatch, pages=20), np.random.default_rng(0)
     if whole:

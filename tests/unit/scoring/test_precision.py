@@ -1,5 +1,3 @@
-"""What is said of a number format that the device does not have."""
-
 import pytest
 import torch
 

@@ -86,7 +86,6 @@ def score(
 
 
 def encode(checkpoint: Path, requests: Sequence[TextRequest]) -> list[MultiItemPrompt]:
-    """Texts to prompts."""
     answers = encode_requests(
         load_tokenizer(checkpoint, pairs=True), requests, Limits(), read_facts(checkpoint)
     )

@@ -1,5 +1,3 @@
-"""The wrapper that ties a process to the one that started it."""
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Tables of memory, and refusals with their numbers."""
-
 import pytest
 
 from hiscore.server.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan

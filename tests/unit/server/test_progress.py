@@ -1,5 +1,3 @@
-"""The counter that the launcher reads while a model computes."""
-
 import subprocess
 import sys
 from pathlib import Path

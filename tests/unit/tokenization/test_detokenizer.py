@@ -98,7 +98,6 @@ def flowing(name: str, ids: list[int]) -> str:
 
 
 def valid_length(text: bytes) -> int:
-    """The bytes before the first invalid one."""
     try:
         text.decode()
     except UnicodeDecodeError as error:

@@ -24,8 +24,6 @@ BUILT = {name: build() for name, build in (tiny.WITH_SAFE_SPLITS | tiny.WITHOUT_
 
 
 class Counting(TextEncoder):
-    """Counts the texts that are left to the tokenizers library."""
-
     left = 0
 
     def _by_backend(self, texts):

@@ -1,5 +1,3 @@
-"""Log-probabilities of tokens, in the shapes of chat and of completions."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Messages of requests, as chat templates read them."""
-
 import json
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +13,6 @@ from hiscore.prompts.tool_calls import FORCED
 
 
 def call_with(arguments: str) -> list[ChatMessage]:
-    """A conversation in which the assistant has called a tool."""
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
     return msgspec.convert(
         [{"role": "assistant", "content": None, "tool_calls": [call]}], type=list[ChatMessage]

@@ -1,5 +1,3 @@
-"""From requests to the parameters of `decode`."""
-
 import json
 from pathlib import Path
 from typing import Any

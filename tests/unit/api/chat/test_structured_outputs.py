@@ -1,5 +1,3 @@
-"""``structured_outputs`` of vLLM, as `decode` takes it."""
-
 import json
 import re
 from pathlib import Path

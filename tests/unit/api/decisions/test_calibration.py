@@ -1,5 +1,3 @@
-"""The file of temperatures."""
-
 from pathlib import Path
 
 import pytest

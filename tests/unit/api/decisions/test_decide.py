@@ -21,8 +21,6 @@ PREDICATE = Question("predicate", "b.", [Option("Yes"), Option("No")])
 
 
 class FakeModels:
-    """Answers with given scores, and remembers what it was asked."""
-
     def __init__(self, *scores: Sequence[Sequence[float]]) -> None:
         self._scores = list(scores)
         self.asked: list[tuple[int, dict[str, Any]]] = []

@@ -1,5 +1,3 @@
-"""API keys."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Blocks of a task that something else ends early."""
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,5 +1,3 @@
-"""Metrics of requests."""
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Traces of callers go on to the models."""
-
 import pytest
 from starlette.testclient import TestClient
 
@@ -10,7 +8,6 @@ BODY = {"query": "a", "items": ["b"], "label_token_ids": [5]}
 
 
 def sent(client: TestClient, models: FaultyServer, **headers: str) -> dict[str, str]:
-    """What the models are told of the trace."""
     assert client.post("/v1/score", json=BODY, headers=headers).status_code == 200
     found = models.metadata[-1]
     return {name: found[name] for name in ("traceparent", "tracestate") if name in found}

@@ -1,5 +1,3 @@
-"""``/v1/score`` in SGLang's body."""
-
 from collections.abc import Callable
 from typing import Any
 

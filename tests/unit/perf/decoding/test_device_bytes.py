@@ -1,5 +1,3 @@
-"""What a request holds on the device."""
-
 from dataclasses import replace
 
 import torch

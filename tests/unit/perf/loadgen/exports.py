@@ -1,5 +1,3 @@
-"""Requests as perf_analyzer exports them."""
-
 from typing import Any
 
 from perf.loadgen.perf_analyzer import Exported

@@ -1,5 +1,3 @@
-"""A window's numbers."""
-
 import pytest
 
 from perf.loadgen.generator import Sample

@@ -1,5 +1,3 @@
-"""What a result records of its machine."""
-
 from pathlib import Path
 
 from perf.machine.facts import shown

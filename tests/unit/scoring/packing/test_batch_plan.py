@@ -31,12 +31,10 @@ def cache(pages: int = 2_000, caching: bool = True) -> QueryCache:
 
 
 def warm(cache: QueryCache, job: ScoreRequest) -> None:
-    """Compute a job, so that its query is cached."""
     pack([job.prompt], BUDGET, cache)
 
 
 def parts_of(job: ScoreRequest, room: int, pages: QueryCache) -> list[ScoreRequest]:
-    """The parts that batches of their own would take."""
     parts, done = [], 0
     while done is not None:
         plan = ScoringPlan(pages, BUDGET)

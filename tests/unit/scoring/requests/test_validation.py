@@ -25,7 +25,6 @@ def int32(*values: int) -> np.ndarray:
 
 
 def checked(ids: np.ndarray, delimiters: np.ndarray) -> MultiItemPrompt:
-    """As the scorer reads a request."""
     prompt = unpack(ids, delimiters)
     check_prompt(prompt, LIMITS, FACTS)
     return prompt

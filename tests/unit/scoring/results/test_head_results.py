@@ -1,5 +1,3 @@
-"""What the head computes for each request of a batch."""
-
 import numpy as np
 import pytest
 import torch

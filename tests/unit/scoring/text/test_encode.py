@@ -62,7 +62,6 @@ def one(
 
 
 def sequences(answer: TokenizedRequest) -> list[list[int]]:
-    """Query and item joined, for every item."""
     call = answer.prompt
     query, rest = call.tokens[: call.query_length], call.tokens[call.query_length :]
     return [[*query, *item] for item in np.split(rest, np.cumsum(call.item_lengths)[:-1])]
@@ -132,8 +131,6 @@ def test_a_wrong_split_is_caught(name: str, load: Load, monkeypatch: pytest.Monk
 
 
 class Spy(TextEncoder):
-    """Records the batches of texts."""
-
     def __init__(self, backend: Tokenizer) -> None:
         super().__init__(backend)
         self.batches: list[Sequence[str]] = []
@@ -257,7 +254,6 @@ def test_a_classifier_has_no_labels(load: Load) -> None:
         assert answer.label_token_ids.shape == (0,)
 
 
-# What is wrong with a call, and what the caller is told.
 BAD = {
     "label of two tokens": (
         TextRequest("a b", ["c"], [" Yes", " Maybe so"]),
