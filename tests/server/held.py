@@ -40,7 +40,7 @@ def _holding_initialize(self, args):
             os.remove({seen!r})
         with open({launched!r}, "a") as file:
             print([len(job.prompt.item_lengths) for job in jobs], file=file)
-        return launch(jobs)
+        yield from launch(jobs)
 
     model.launch = hold_and_launch
 
