@@ -22,16 +22,16 @@ import torch
 
 from hiscore.scoring.scorer import Scorer
 
-_launch = Scorer._launch
+_in_slices = Scorer.in_slices
 
 
-def _faulty_launch(self, calls, batch):
-    if any(call.labels[0] == {label} for call in calls):
+def _faulty_in_slices(self, requests):
+    if any(request.labels[0] == {label} for request in requests):
         {fault}
-    return _launch(self, calls, batch)
+    yield from _in_slices(self, requests)
 
 
-Scorer._launch = _faulty_launch
+Scorer.in_slices = _faulty_in_slices
 """
 
 
