@@ -110,7 +110,8 @@ class BatchedModel(Protocol[Job]):
     def launch(self, jobs: list[Job]) -> Iterator[LaunchedSlice | LaunchedBatch]:
         """Launch a batch of jobs or parts of jobs: each step launches a slice, the last one gives the batch.
 
-        Steps may be taken by different threads. One that raises fails the whole batch.
+        The batcher makes the iterator under its lock: the work begins with the first step. Steps may be taken by
+        different threads. One that raises fails the whole batch.
         """
         ...
 
