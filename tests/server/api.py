@@ -37,11 +37,17 @@ def api_of(
 ) -> Iterator[Api]:
     """The API of a running server, on a free port; max_body: bytes of its bodies."""
     chosen = ServeSettings(**{"model": str(server.checkpoint), "api_port": 0, **settings})
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, HISCORE_PROMPT_LABELS=json.dumps(labels)))
+    api = Api(chosen, server.checkpoint, server.grpc_url, server.models, log)
+    # Only while it starts: other tests start theirs while this one runs.
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.dict(os.environ, HISCORE_PROMPT_LABELS=json.dumps(labels)))
         if max_body:
-            stack.enter_context(mock.patch.object(api_module, "body_bytes", return_value=max_body))
-        yield stack.enter_context(Api(chosen, server.checkpoint, server.grpc_url, server.models, log))
+            patches.enter_context(mock.patch.object(api_module, "body_bytes", return_value=max_body))
+        api.start()
+    try:
+        yield api
+    finally:
+        api.stop()
 
 
 def call(api: Api, path: str, body: Any = None, **headers: str) -> Reply:

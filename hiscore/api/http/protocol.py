@@ -12,8 +12,6 @@ MAX_HEADER_BYTES = 2**16
 MAX_WAITING = 64
 # Seconds in which a caller has to read something of what is left of an answer when its connection closes.
 UNREAD_S = 60.0
-# Seconds that the loop has to read headers which came while it was held up.
-LAST_LOOK_S = 0.1
 UPGRADE = b"upgrade"
 
 
@@ -178,11 +176,7 @@ class LimitedProtocol(NoUpgrade):
 
     def _expect_headers(self) -> None:
         if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.header_timeout_s, self._look_again)
-
-    def _look_again(self) -> None:
-        # A loop that was held up runs its timers before it reads what has come meanwhile.
-        self._header_timer = self.loop.call_later(LAST_LOOK_S, self._close)
+            self._header_timer = self.loop.call_later(self.header_timeout_s, self._close)
 
     def _headers_done(self) -> None:
         self._in_headers = False
