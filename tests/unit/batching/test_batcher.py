@@ -74,13 +74,38 @@ class Device:
         limits = BatchLimits(max_cost, max_queue, max_in_flight=in_flight, max_alone_cost=max_alone)
         return Batcher(self, limits)
 
+    def busy(self, **limits: int) -> Batcher[int]:
+        """A batcher of one batch at a time, which is that of job 1."""
+        batcher = self.batcher(in_flight=1, **limits)
+        submit(self, batcher, 1)
+        assert self.wait(lambda: self.launched == [[1]])
+        return batcher
+
     def wait(self, condition: Callable[[], bool]) -> bool:
         with self.changed:
             return self.changed.wait_for(condition, timeout=TIMEOUT_S)
 
+    def finish(self, *batches: int) -> None:
+        """Finish batches as they are launched, each named by its place among all."""
+        for index in batches:
+            assert self.wait(lambda index=index: len(self.done) > index)
+            self.done[index].release()
+
     def finish_all(self) -> None:
         for done in self.done:
             done.release()
+
+    def run_alone(self, batcher: Batcher[int], job: int) -> object:
+        """Run a job on the spot; another thread finishes it 20 ms after its launch."""
+        launched = len(self.done)
+
+        def finish() -> None:
+            if self.wait(lambda: len(self.done) > launched):
+                time.sleep(0.02)
+                self.done[-1].release()
+
+        threading.Thread(target=finish, daemon=True).start()
+        return batcher.run_alone(job)
 
 
 class Caller:
@@ -134,9 +159,7 @@ def submit(device: Device, batcher: Batcher[int], *jobs: int, deadline: float = 
 
 
 def test_waiting_requests_become_batches_within_the_limit(device: Device) -> None:
-    batcher = device.batcher(in_flight=1)
-    submit(device, batcher, 1)
-    assert device.wait(lambda: device.launched == [[1]])
+    batcher = device.busy()
     # In order, as they fit; 25 is beyond the limit, and goes alone.
     submit(device, batcher, 4, 5, 3, 7, 25, 2)
     for batches in ([4, 5], [3, 7], [25], [2]):
@@ -164,9 +187,7 @@ def test_no_more_batches_are_in_flight_than_allowed(device: Device, in_flight: i
 
 
 def test_a_full_queue_refuses_and_forgets_nobody(device: Device) -> None:
-    batcher = device.batcher(max_cost=1, max_queue=2, in_flight=1)
-    submit(device, batcher, 1)
-    assert device.wait(lambda: device.launched == [[1]])
+    batcher = device.busy(max_cost=1, max_queue=2)
     assert submit(device, batcher, 2, 3) == []
     assert submit(device, batcher, 4, 6) == [4, 6]
     assert batcher.totals.rejects == {"full": 2}
@@ -176,9 +197,7 @@ def test_a_full_queue_refuses_and_forgets_nobody(device: Device) -> None:
     device.done[0].release()
     assert device.wait(lambda: device.launched[-1] == [2])
     assert submit(device, batcher, 5) == []  # there is room again
-    for index in (1, 2, 3):
-        assert device.wait(lambda index=index: len(device.done) > index)
-        device.done[index].release()
+    device.finish(1, 2, 3)
     batcher.close()
     assert sorted(device.answers) == [1, 2, 3, 4, 5, 6]
 
@@ -228,45 +247,33 @@ def test_requests_that_arrive_during_a_launch_count_against_the_queue(device: De
     assert device.launched == [[1], [2, 3]]
 
 
-def test_a_late_request_is_answered_and_never_launched(device: Device) -> None:
-    batcher = device.batcher(max_cost=1, in_flight=1)
-    submit(device, batcher, 1)
-    assert device.wait(lambda: device.launched == [[1]])
-    submit(device, batcher, 2, deadline=time.monotonic() - 1)
-    submit(device, batcher, 3)
-    device.done[0].release()
-    assert device.wait(lambda: device.launched[-1] == [3])
-    device.done[1].release()
-    batcher.close()
-    assert device.launched == [[1], [3]]
-    late = device.answers[2]
-    assert isinstance(late, RequestError)
-    assert late.code is Code.UNAVAILABLE
-    assert "Request timeout expired" in late.message
-    assert batcher.totals.rejects["late"] == 1
-
-
-def test_a_cancelled_request_is_never_launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [("late", Code.UNAVAILABLE, "Request timeout expired"), ("cancelled", Code.CANCELLED, "cancelled")],
+)
+def test_a_request_that_is_dropped_is_answered_and_never_launched(
+    device: Device, how: str, code: Code, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waiting, "POLL_AFTER_S", 0.0)
-    batcher = device.batcher(max_cost=1, in_flight=1)
-    submit(device, batcher, 1)
-    assert device.wait(lambda: device.launched == [[1]])
-    submit(device, batcher, 2, 3)
-    device.cancelled = {2}
+    batcher = device.busy(max_cost=1)
+    submit(device, batcher, 2, deadline=time.monotonic() - 1 if how == "late" else FOREVER)
+    submit(device, batcher, 3)
+    device.cancelled = {2} if how == "cancelled" else set()
     device.done[0].release()
     assert device.wait(lambda: device.launched[-1] == [3])
     device.done[1].release()
     batcher.close()
     assert device.launched == [[1], [3]]
-    assert device.answers[2].code is Code.CANCELLED
-    assert batcher.totals.rejects["cancelled"] == 1
+    dropped = device.answers[2]
+    assert isinstance(dropped, RequestError)
+    assert dropped.code is code
+    assert says in dropped.message
+    assert batcher.totals.rejects[how] == 1
 
 
 @pytest.mark.parametrize(("unlucky", "where"), [(13, "launch"), (17, "finish")])
 def test_a_batch_that_fails_affects_no_other(device: Device, unlucky: int, where: str) -> None:
-    batcher = device.batcher(max_cost=20, in_flight=1)
-    submit(device, batcher, 1)
-    assert device.wait(lambda: device.launched == [[1]])
+    batcher = device.busy(max_cost=20)
     submit(device, batcher, 2, unlucky, 19)
     device.done[0].release()
     assert device.wait(lambda: 1 in device.answers)
@@ -282,6 +289,7 @@ def test_a_batch_that_fails_affects_no_other(device: Device, unlucky: int, where
     assert (device.answers[1], device.answers[19]) == (10, 190)
     assert [str(error) for error in device.failures] == [f"unlucky {where}"]
     assert device.counted == [[1], [19]]
+    assert batcher.totals.call.count == 2  # those that failed have no time
 
 
 class Pace(LaunchPace):
@@ -336,54 +344,35 @@ def test_closing_runs_what_waits_and_refuses_what_arrives(device: Device) -> Non
     assert batcher.totals.rejects["full"] == 0
 
 
-def test_nothing_runs_on_the_spot_once_closing(device: Device) -> None:
-    batcher = device.batcher(max_alone=25)
-    batcher.close()
-    assert batcher.run_alone(1) is None
-    assert device.launched == []
-
-
 def test_an_idle_model_runs_a_request_on_the_spot(device: Device) -> None:
     batcher = device.batcher(max_cost=100, in_flight=1, max_alone=25)
     device.alone = {1, 13, 17, 25}
-
-    def run_alone(job: int) -> object:
-        launched = len(device.done)
-
-        def finish() -> None:
-            if device.wait(lambda: len(device.done) > launched):
-                device.done[-1].release()
-
-        threading.Thread(target=finish, daemon=True).start()
-        return batcher.run_alone(job)
-
     submit(device, batcher, 5)
     assert batcher.run_alone(1) is None  # another is in flight
-    assert device.wait(lambda: len(device.done) == 1)
-    device.done[0].release()
+    device.finish(0)
     assert device.wait(lambda: 5 in device.answers)
-    assert run_alone(1) == 10
+    calls, waits = batcher.totals.call.sum, batcher.totals.queue_wait.sum
+    assert device.run_alone(batcher, 1) == 10
     assert device.counted == [[5], [1]]
+    assert batcher.totals.call.count == 2
+    assert batcher.totals.call.sum >= calls + 0.015
+    assert batcher.totals.queue_wait.sum == waits
     assert batcher.run_alone(26) is None  # too large to keep others waiting for
-    assert run_alone(25) == 250
+    assert device.run_alone(batcher, 25) == 250
     for unlucky in (13, 17):
-        assert isinstance(run_alone(unlucky), RequestError)
+        assert isinstance(device.run_alone(batcher, unlucky), RequestError)
     batcher.close()
     assert device.answers == {5: 50}
     assert device.counted == [[5], [1], [25]]
     assert len(device.failures) == 2
+    launched = list(device.launched)
+    assert batcher.run_alone(1) is None  # it has been closed
+    assert device.launched == launched
 
 
 def test_a_request_on_the_spot_that_cannot_be_counted_is_answered(device: Device) -> None:
     batcher = device.batcher(max_alone=25)  # nobody has been answered, as the batch's `count` expects
-    for job in (1, 2):
-        finish = threading.Thread(
-            target=lambda: device.wait(lambda: len(device.done) > 0) and device.finish_all()
-        )
-        finish.start()
-        assert batcher.run_alone(job) == 10 * job
-        finish.join()
-        device.done.clear()
+    assert [device.run_alone(batcher, job) for job in (1, 2)] == [10, 20]
     batcher.close()
     assert device.counted == []
 
@@ -406,42 +395,14 @@ def test_what_arrives_while_a_request_runs_on_the_spot_follows_it(device: Device
 
 
 def test_answered_calls_have_a_time_and_refused_ones_have_not(device: Device) -> None:
-    batcher = device.batcher(max_cost=1, max_queue=1, in_flight=1)
-    submit(device, batcher, 1)
-    assert device.wait(lambda: device.launched == [[1]])
+    batcher = device.busy(max_cost=1, max_queue=1)
     submit(device, batcher, 2)
     assert submit(device, batcher, 4) == [4]  # refused
     time.sleep(0.02)
-    for index in range(2):
-        assert device.wait(lambda index=index: len(device.done) > index)
-        device.done[index].release()
+    device.finish(0, 1)
     batcher.close()
     assert (batcher.totals.call.count, batcher.totals.queue_wait.count) == (2, 2)
     assert batcher.totals.call.sum > batcher.totals.queue_wait.sum >= 0.02
-
-
-def test_a_call_that_fails_has_no_time(device: Device) -> None:
-    batcher = device.batcher()
-    submit(device, batcher, 13)
-    batcher.close()
-    assert batcher.totals.call.count == 0
-
-
-def test_a_call_run_on_the_spot_has_a_time(device: Device) -> None:
-    device.alone.add(1)
-    batcher = device.batcher(max_alone=25)
-
-    def finish() -> None:
-        assert device.wait(lambda: len(device.done) == 1)
-        time.sleep(0.02)
-        device.done[0].release()
-
-    threading.Thread(target=finish).start()
-    assert batcher.run_alone(1) == 10
-    assert batcher.totals.call.count == 1
-    assert batcher.totals.call.sum >= 0.015
-    assert batcher.totals.queue_wait.sum == 0
-    batcher.close()
 
 
 @pytest.mark.parametrize("job", [CANNOT_BE_JOINED, LOSES_ITS_ANSWER, MUTE])

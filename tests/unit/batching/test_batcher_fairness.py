@@ -124,7 +124,6 @@ def test_a_small_call_goes_in_between(model: Model, split: bool) -> None:
     assert model.wait(lambda: len(model.launched) == 1)
     batcher.submit([model.request("small", 5)])
     model.go.release(100)
-    assert model.wait(lambda: len(model.answers) == 2)
     batcher.close()
     sizes = [[sum(job) for job in jobs] for jobs in model.launched]
     # What is left of the large one fits no batch, so it is the small one's turn.
@@ -137,7 +136,6 @@ def test_of_large_calls_the_one_with_least_left_is_finished_first(model: Model) 
     batcher = model.batcher()
     batcher.submit([model.request("a", 10, 10, 10), model.request("b", 9, 9, 9)])
     model.go.release(100)
-    assert model.wait(lambda: len(model.answers) == 2)
     batcher.close()
     assert [jobs[0][0] for jobs in model.launched] == [10, 10, 10, 9, 9, 9]
 
@@ -148,7 +146,6 @@ def test_a_request_of_several_parts_has_waited_once(model: Model) -> None:
     request.since = time.monotonic() - 1_000.0
     model.go.release(3)
     batcher.submit([request])
-    assert model.wait(lambda: "split" in model.answers)
     batcher.close()
     assert len(model.launched) == 3
     assert 1_000.0 <= batcher.totals.queue_seconds < 2_000.0
@@ -158,7 +155,6 @@ def test_a_part_that_fails_ends_its_call_alone_and_the_rest_is_dropped(model: Mo
     batcher = model.batcher()
     batcher.submit([model.request("bad", 10, 13, 8, 7), model.request("good", 9, 6)])
     model.go.release(100)
-    assert model.wait(lambda: len(model.answers) == 2)
     batcher.close()
     assert model.answers["good"] == [9, 6]
     assert isinstance(model.answers["bad"], RequestError)
@@ -183,7 +179,6 @@ def test_a_caller_that_goes_between_parts_is_dropped(model: Model) -> None:
     assert model.wait(lambda: len(model.launched) == 1)
     model.cancelled.add("large")
     model.go.release(100)
-    assert model.wait(lambda: len(model.answers) == 1)
     batcher.close()
     answer = model.answers["large"]
     assert isinstance(answer, RequestError)
@@ -198,7 +193,6 @@ def test_a_started_request_is_finished_after_its_deadline(model: Model) -> None:
     assert model.wait(lambda: len(model.launched) == 1)
     request.deadline = 0.0
     model.go.release(100)
-    assert model.wait(lambda: len(model.answers) == 1)
     batcher.close()
     assert model.answers["large"] == [10, 9, 8]
 
@@ -220,22 +214,6 @@ def test_admission_by_cost_counts_what_waits_and_what_is_computed(model: Model) 
     batcher.close()
     served = [name for name, answer in model.answers.items() if not isinstance(answer, RequestError)]
     assert sorted(served) == ["a", "b", "d", "f", "huge"]
-
-
-def test_later_parts_do_not_count_against_the_queue(model: Model) -> None:
-    batcher = model.batcher(max_queue=2)
-    batcher.submit([model.request("large", 10, 9, 8, 7)])
-    for index in range(3):
-        assert model.wait(lambda index=index: len(model.launched) == index + 1)
-        model.go.release(1)
-    assert model.wait(lambda: len(model.launched) == 4)
-    # Two wait, the large one is in flight.
-    assert model.refused(batcher, model.request("a", 5), model.request("b", 5), model.request("c", 5)) == [
-        "c"
-    ]
-    model.go.release(100)
-    batcher.close()
-    assert model.answers["large"] == [10, 9, 8, 7]
 
 
 def test_between_its_parts_a_request_takes_no_place_in_the_queue(model: Model) -> None:
