@@ -2,7 +2,6 @@
 
 import math
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,14 +19,7 @@ from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.errors import RequestError
 from tests.support.decode_worker import HashWorker
-from tests.support.timeouts import TIMEOUT_S
-
-
-def eventually(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.002)
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 
 @dataclass(eq=False)
@@ -72,21 +64,29 @@ class FakeTriton:
         (caller,) = (each for each, its in self.streams.items() if its is stream)
         caller.cancel_calls += 1
 
-    def open(self, caller: Caller, shape: Callable[[Any], Any] = unchanged) -> None:
-        self.streams[caller] = self.sender.open(caller, shape=shape)
+    def open(
+        self, shape: Callable[[Any], Any] = unchanged, whole: bool = False, broken: bool = False
+    ) -> Caller:
+        caller = Caller(broken=broken)
+        self.streams[caller] = self.sender.open(caller, shape=shape, whole=whole)
+        return caller
 
     def put(self, caller: Caller, output: Output | RequestError) -> None:
         self.sender.put(self.streams[caller], output)
 
     def hold(self) -> Caller:
         """Keep the thread in the middle of another stream's send, so that what is put now accumulates."""
-        other = Caller()
         self.gate.clear()
         self.sending.clear()
-        self.open(other)
-        self.put(other, Output([0], "", "stop"))
+        self.put(other := self.open(), Output([0], "", "stop"))
         assert self.sending.wait(TIMEOUT_S)
         return other
+
+    def send_all(self) -> None:
+        """Wait until the thread has sent what was put so far."""
+        other = self.hold()
+        self.gate.set()
+        wait_until(lambda: bool(other.responses))
 
 
 @pytest.fixture
@@ -98,13 +98,12 @@ def triton() -> Iterator[FakeTriton]:
 
 
 def test_outputs_arrive_in_order_and_the_last_is_marked(triton: FakeTriton) -> None:
-    caller = Caller()
-    triton.open(caller)
+    caller = triton.open()
     for place in range(3):
         triton.put(caller, Output([place], f"{place} ", ""))
-        eventually(lambda: len(caller.responses) > place)  # noqa: B023
+        wait_until(lambda: len(caller.responses) > place)  # noqa: B023
     triton.put(caller, Output([3], "é", "length"))
-    eventually(lambda: len(caller.responses) == 4)
+    wait_until(lambda: len(caller.responses) == 4)
     assert caller.responses == [
         (([0], "0 ", ""), False),
         (([1], "1 ", ""), False),
@@ -120,13 +119,11 @@ def test_a_response_that_cannot_be_made_ends_its_own_stream(triton: FakeTriton, 
             raise KeyError("text_output")
         return outputs
 
-    caller, other = Caller(), Caller()
-    triton.open(caller, shape)
-    triton.open(other)
+    caller, other = triton.open(shape), triton.open()
     for each in (caller, other):
         triton.put(each, Output([1], "a", ""))
         triton.put(each, Output([2], "b", "stop"))
-    eventually(lambda: all(each.responses and each.responses[-1][1] for each in (caller, other)))
+    wait_until(lambda: all(each.responses and each.responses[-1][1] for each in (caller, other)))
     assert [answer for answer, _ in other.responses][-1][2] == "stop"
     (answer, _), failed = caller.responses[-1], caller.cancel_calls > 0
     assert (isinstance(answer, RequestError), failed) == (broken, broken)
@@ -134,66 +131,56 @@ def test_a_response_that_cannot_be_made_ends_its_own_stream(triton: FakeTriton, 
 
 def test_what_gathers_goes_out_as_one_response_of_each_stream(triton: FakeTriton) -> None:
     triton.hold()
-    callers = [Caller(), Caller()]
-    for caller in callers:
-        triton.open(caller)
+    callers = [triton.open(), triton.open()]
     for place in range(5):
         for caller in callers:
             triton.put(caller, Output([place], str(place), "stop" if place == 4 else ""))
     triton.gate.set()
-    eventually(lambda: callers[1].responses)
+    wait_until(lambda: callers[1].responses)
     assert [caller.responses for caller in callers] == [[(([0, 1, 2, 3, 4], "01234", "stop"), True)]] * 2
 
 
 def test_an_error_ends_a_stream_after_what_came_before_it(triton: FakeTriton) -> None:
     triton.hold()
-    caller, refused = Caller(), Caller()
-    error = RequestError("no")
-    triton.open(caller)
+    caller, refused, error = triton.open(), triton.open(), RequestError("no")
     triton.put(caller, Output([1], "a", ""))
     triton.put(caller, error)
     triton.put(caller, Output([2], "too late", "stop"))
-    triton.open(refused)
     triton.put(refused, error)
     triton.gate.set()
-    eventually(lambda: refused.responses)
+    wait_until(lambda: refused.responses)
     assert caller.responses == [(([1], "a", ""), False), (error, True)]
     assert refused.responses == [(error, True)]
 
 
 def test_nothing_follows_the_last_output(triton: FakeTriton) -> None:
     triton.hold()
-    caller = Caller()
-    triton.open(caller)
+    caller = triton.open()
     triton.put(caller, Output([1], "a", "stop"))
     triton.put(caller, Output([2], "b", "length"))
     triton.put(caller, RequestError("no"))
     triton.gate.set()
-    eventually(lambda: caller.responses)
+    wait_until(lambda: caller.responses)
     triton.put(caller, Output([3], "c", "stop"))
-    other = triton.hold()
-    triton.gate.set()
-    eventually(lambda: other.responses)
+    triton.send_all()
     assert caller.responses == [(([1], "a", "stop"), True)]
 
 
 def test_a_caller_that_cancels_is_cancelled_until_it_has_its_last_response(triton: FakeTriton) -> None:
-    stays, goes = Caller(), Caller()
-    triton.open(stays)
-    triton.open(goes)
-    eventually(lambda: {id(stays), id(goes)} <= set(map(id, triton.polled)))
+    stays, goes = triton.open(), triton.open()
+    wait_until(lambda: {id(stays), id(goes)} <= set(map(id, triton.polled)))
     assert goes.cancel_calls == 0
     goes.has_cancelled = True
-    eventually(lambda: goes.cancel_calls)
+    wait_until(lambda: goes.cancel_calls)
     polled = triton.polled.count(goes)
-    eventually(lambda: triton.polled.count(stays) > polled + 3)
+    wait_until(lambda: triton.polled.count(stays) > polled + 3)
     assert triton.polled.count(goes) == polled
     # The first time may have been too early: before there was a stream.
-    eventually(lambda: goes.cancel_calls > 1)
+    wait_until(lambda: goes.cancel_calls > 1)
     triton.put(goes, Output([], "", "cancelled"))
-    eventually(lambda: goes.responses)
+    wait_until(lambda: goes.responses)
     cancelled, polled = goes.cancel_calls, triton.polled.count(stays)
-    eventually(lambda: triton.polled.count(stays) > polled + 3)
+    wait_until(lambda: triton.polled.count(stays) > polled + 3)
     assert (goes.cancel_calls, stays.cancel_calls) == (cancelled, 0)
     assert goes.responses == [(([], "", "cancelled"), True)]
 
@@ -223,35 +210,30 @@ def test_a_caller_that_cancels_before_its_sequence_begins_is_not_served_to_its_e
     cancelled.clear()
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     engine.submit(DecodeCall(np.array([1], np.int32), params, math.inf), stream)
-    eventually(lambda: caller.responses and caller.responses[-1][1])
+    wait_until(lambda: caller.responses and caller.responses[-1][1])
     engine.close()
     sender.close()
     assert caller.responses[-1][0]["finish_reason"][0] == b"cancelled"
 
 
 def test_every_one_of_many_callers_is_polled(triton: FakeTriton) -> None:
-    callers = [Caller() for _ in range(3 * sender_module.MAX_POLLED)]
     # Or the first round would be of those alone that it finds open.
     triton.hold()
-    for caller in callers:
-        triton.open(caller)
+    callers = [triton.open() for _ in range(3 * sender_module.MAX_POLLED)]
     triton.gate.set()
     known = set(callers)
-    eventually(lambda: known <= set(triton.polled))
+    wait_until(lambda: known <= set(triton.polled))
     first_round = [caller for caller in triton.polled if caller in known][: len(callers)]
     assert len(set(first_round)) == len(callers)
 
 
 def test_a_stream_that_cannot_be_sent_to_is_cancelled_and_dropped(triton: FakeTriton) -> None:
-    caller = Caller(broken=True)
-    triton.open(caller)
+    caller = triton.open(broken=True)
     triton.put(caller, Output([1], "a", ""))
-    eventually(lambda: caller.cancel_calls)
+    wait_until(lambda: caller.cancel_calls)
     triton.put(caller, Output([2], "b", ""))
     triton.put(caller, Output([], "", "cancelled"))
-    other = triton.hold()
-    triton.gate.set()
-    eventually(lambda: other.responses)
+    triton.send_all()
     assert caller.responses == [("broken", True)]
     assert caller.cancel_calls == 1
 
@@ -259,32 +241,29 @@ def test_a_stream_that_cannot_be_sent_to_is_cancelled_and_dropped(triton: FakeTr
 def test_an_error_of_one_stream_does_not_end_the_thread(
     triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caller = Caller()
-    triton.open(caller)
+    caller = triton.open()
     monkeypatch.setattr(triton.sender, "_is_cancelled", lambda caller: 1 / 0)
-    eventually(lambda: "ZeroDivisionError" in caplog.text)
+    wait_until(lambda: "ZeroDivisionError" in caplog.text)
     triton.put(caller, Output([1], "a", "stop"))
-    eventually(lambda: caller.responses)
+    wait_until(lambda: caller.responses)
 
 
 def test_an_error_is_not_sent_to_a_stream_that_is_closed(
     triton: FakeTriton, caplog: pytest.LogCaptureFixture
 ) -> None:
     triton.hold()
-    caller = Caller(broken=True)
-    triton.open(caller)
+    caller = triton.open(broken=True)
     triton.put(caller, Output([1], "a", ""))
     triton.put(caller, RequestError("no"))
     triton.gate.set()
-    eventually(lambda: caller.cancel_calls)
+    wait_until(lambda: caller.cancel_calls)
     assert caller.responses == [("broken", True)]
     assert "sending to a stream failed" not in caplog.text
 
 
 def test_closing_sends_what_was_put(triton: FakeTriton) -> None:
     triton.hold()
-    caller = Caller()
-    triton.open(caller)
+    caller = triton.open()
     triton.put(caller, Output([1], "a", ""))
     triton.gate.set()
     triton.sender.close()
@@ -302,9 +281,9 @@ def test_after_the_last_response_the_stream_refers_to_no_response_sender() -> No
     streams = [sender.open(callers.pop(0)) for _ in held]
     for stream, reason in zip(streams, ("stop", "", ""), strict=True):
         sender.put(stream, Output([1], "a", reason))
-    eventually(lambda: [reference() is None for reference in held] == [True, True, False])
+    wait_until(lambda: [reference() is None for reference in held] == [True, True, False])
     sender.put(streams[2], RequestError("no"))
-    eventually(lambda: held[2]() is None)
+    wait_until(lambda: held[2]() is None)
     sender.close()
 
 
@@ -318,24 +297,21 @@ def test_a_response_has_the_contracts_types() -> None:
 
 
 def test_a_whole_stream_is_one_response(triton: FakeTriton) -> None:
-    caller, streamed = Caller(), Caller()
-    triton.streams[caller] = triton.sender.open(caller, whole=True)
-    triton.open(streamed)
+    caller, streamed = triton.open(whole=True), triton.open()
     for each in (caller, streamed):
         triton.put(each, Output([1], "a", ""))
-    eventually(lambda: streamed.responses)
+    wait_until(lambda: streamed.responses)
     assert not caller.responses
     triton.put(caller, Output([2], "b", "length"))
-    eventually(lambda: caller.responses)
+    wait_until(lambda: caller.responses)
     assert caller.responses == [(([1, 2], "ab", "length"), True)]
 
 
 def test_a_whole_stream_that_fails_is_one_error(triton: FakeTriton) -> None:
-    caller, error = Caller(), RequestError("no")
-    triton.streams[caller] = triton.sender.open(caller, whole=True)
+    caller, error = triton.open(whole=True), RequestError("no")
     triton.put(caller, Output([1], "a", ""))
     triton.put(caller, error)
-    eventually(lambda: caller.responses)
+    wait_until(lambda: caller.responses)
     assert caller.responses == [(error, True)]
 
 
