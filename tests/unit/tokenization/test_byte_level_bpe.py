@@ -24,6 +24,7 @@ from tests.support.tiers import first_of
 from tests.unit.tokenization.test_safe_splits import TEXTS, ids
 
 BUILT = {name: build() for name, build in tiny.WITH_PATTERNS.items()}
+BPE_OF = {name: found for name, made in BUILT.items() if (found := byte_level_bpe(made))}
 CLASSES = [
     *(r"\p{L}", r"\p{N}", r"\s", r"\p{M}", r"\p{Lu}", r"\p{Lt}", r"\p{Lm}", r"\p{Lo}", r"\p{Ll}"),
     r"(?i:[sdmtrevl])",
@@ -46,6 +47,15 @@ def backend(merges: list[tuple[str, str]], pieces: list[str] | None = None, **op
     return made
 
 
+def encoding_of(pattern: str) -> tiktoken.Encoding:
+    """Every byte is a token."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    return tiktoken.Encoding("bytes", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+
+
+EVERYTHING = [chr(each) for each in range(0x110000) if not 0xD800 <= each < 0xE000]
+
+
 def holds_left_out(bpe: ByteLevelBPE, text: str) -> bool:
     return any(first <= each <= last for each in text for first, last in bpe.left_out)
 
@@ -57,35 +67,30 @@ def by_tiktoken(made: Tokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", first_of(*BUILT, others=pytest.mark.slow))
-def test_the_ids_are_those_of_the_tokenizer(name: str) -> None:
-    bpe, normalizer = byte_level_bpe(BUILT[name]), BUILT[name].normalizer
-    assert bpe is not None
+@settings(max_examples=500)
+@given(TEXTS)
+def test_the_ids_are_those_of_the_tokenizer(name: str, text: str) -> None:
+    bpe, normalizer = BPE_OF[name], BUILT[name].normalizer
     added = [token.content for token in BUILT[name].get_added_tokens_decoder().values()]
-
-    @settings(max_examples=500, deadline=None)
-    @given(TEXTS)
-    def check(text: str) -> None:
-        if not any(content in text for content in added) and not holds_left_out(bpe, text):
-            normalized = normalizer.normalize_str(text) if normalizer else text
-            assert bpe.encoding.encode_ordinary(normalized) == ids(BUILT[name], text)
-
-    check()
+    if not any(content in text for content in added) and not holds_left_out(bpe, text):
+        normalized = normalizer.normalize_str(text) if normalizer else text
+        assert bpe.encoding.encode_ordinary(normalized) == ids(BUILT[name], text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT)
-def test_texts_together_get_the_ids_of_each(name: str) -> None:
-    bpe = byte_level_bpe(BUILT[name])
-    assert bpe is not None
+@settings(max_examples=300)
+@given(st.lists(TEXTS | st.text("a '1s\n", max_size=4), max_size=6))
+def test_texts_together_get_the_ids_of_each(name: str, texts: list[str]) -> None:
+    bpe = BPE_OF[name]
+    texts = [text for text in texts if not holds_left_out(bpe, text)]
+    assert bpe.encode(texts) == [bpe.encoding.encode_ordinary(text) for text in texts]
 
-    @settings(max_examples=300, deadline=None)
-    @given(st.lists(TEXTS | st.text("a '1s\n", max_size=4), max_size=6))
-    def check(texts: list[str]) -> None:
-        texts = [text for text in texts if not holds_left_out(bpe, text)]
-        assert bpe.encode(texts) == [bpe.encoding.encode_ordinary(text) for text in texts]
 
-    check()
-    # The control: texts that are not kept apart become other tokens.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILT)
+def test_control_texts_that_are_not_kept_apart_become_other_tokens(name: str) -> None:
+    bpe = BPE_OF[name]
     words = [word for text in tiny.CORPUS for word in text.split()]
     apart = [bpe.encode([word[:1], word[1:]]) for word in words]
     assert [[*first, *second] for first, second in apart] != bpe.encode(words)
@@ -125,9 +130,7 @@ def test_another_pattern_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("class_", CLASSES)
 def test_classes_are_the_same_characters_in_both_libraries(class_: str) -> None:
     """Both have tables of Unicode: they differ if one is younger."""
-    everything = "".join(chr(each) for each in range(0x110000) if not 0xD800 <= each < 0xE000)
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    encoding = tiktoken.Encoding("bytes", pat_str=class_, mergeable_ranks=ranks, special_tokens={})
+    everything, encoding = "".join(EVERYTHING), encoding_of(class_)
     matched = encoding.decode(encoding.encode_ordinary(everything))
     left = normalizers.Replace(Regex(class_), "").normalize_str(everything)
     assert matched
@@ -136,16 +139,12 @@ def test_classes_are_the_same_characters_in_both_libraries(class_: str) -> None:
 
 @pytest.mark.slow
 def test_digits_that_a_step_alone_knows_are_left_out() -> None:
-    everything = [chr(each) for each in range(0x110000) if not 0xD800 <= each < 0xE000]
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    encoding = tiktoken.Encoding("bytes", pat_str=r"\p{N}", mergeable_ranks=ranks, special_tokens={})
-    matched = set(encoding.decode(encoding.encode_ordinary("".join(everything))))
+    encoding = encoding_of(r"\p{N}")
+    matched = set(encoding.decode(encoding.encode_ordinary("".join(EVERYTHING))))
     digits = pre_tokenizers.Digits(individual_digits=True)
-    split_off = {each for each in everything if len(digits.pre_tokenize_str("a" + each)) == 2}
+    split_off = {each for each in EVERYTHING if len(digits.pre_tokenize_str("a" + each)) == 2}
     assert "1" in split_off
-    bpe = byte_level_bpe(BUILT["smollm2"])
-    assert bpe
-    assert bpe.left_out == (*NEW_DIGITS, (SEPARATOR, SEPARATOR))
+    assert BPE_OF["smollm2"].left_out == (*NEW_DIGITS, (SEPARATOR, SEPARATOR))
     assert matched ^ split_off <= {chr(n) for a, b in NEW_DIGITS for n in range(ord(a), ord(b) + 1)}
     # The control: to the pattern the spaces before one are not the end.
     made = backend([(LETTER[0x20], LETTER[0x20])])
@@ -248,9 +247,8 @@ def test_two_tokens_of_one_id_are_not_claimed() -> None:
 @pytest.mark.slow
 def test_characters_are_found_by_their_first_byte() -> None:
     first = {byte: set[str]() for byte in range(256)}
-    for each in range(0x110000):
-        if not 0xD800 <= each < 0xE000:
-            first[chr(each).encode()[0]].add(chr(each))
+    for each in EVERYTHING:
+        first[each.encode()[0]].add(each)
     for byte, characters in first.items():
         if characters:
             least, most = characters_with(byte)

@@ -34,18 +34,13 @@ def rule_of(backend: Tokenizer) -> SplitRule:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_MARKS)
-def test_both_parts_give_the_tokens_of_the_whole(name: str) -> None:
-    backend = WITH_MARKS[name]
-    rule = rule_of(backend)
+@settings(max_examples=400)
+@given(TEXTS, MIDDLES, TEXTS)
+def test_both_parts_give_the_tokens_of_the_whole(name: str, left: str, middle: str, right: str) -> None:
+    rule = rule_of(WITH_MARKS[name])
     assert rule.adds_space == (name == "llama2")
     assert rule.last("The item is: an") == 12
-
-    @settings(max_examples=400, deadline=None)
-    @given(TEXTS, MIDDLES, TEXTS)
-    def check(left: str, middle: str, right: str) -> None:
-        assert holds(backend, left + middle + right, rule)
-
-    check()
+    assert holds(WITH_MARKS[name], left + middle + right, rule)
 
 
 @pytest.mark.parametrize("name", WITH_MARKS)

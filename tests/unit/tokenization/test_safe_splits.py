@@ -14,80 +14,16 @@ from tests.support.tiers import first_of
 
 WITH_SAFE_SPLITS = {name: build() for name, build in tiny.WITH_PATTERNS.items()}
 
+WORDS = (
+    "a B Yes item ' 's 'RE ’s ſ ﬆ ß K ŉ ͅ 1 23 456 Ⅷ ½ ٣ ! ... / // - _ < |> é e\u0301 \u0301 "
+    "\u0327 \u200b \u200d \ufeff 苹 果 か か\u3099 ハ\u309a 。 ， ？ ᄀ ᅡ 가 한 豈 𠀀 👩\u200d👧 🍎"
+)
 # Whitespace of all kinds, what composes or folds, what patterns treat apart, and added tokens.
 FRAGMENTS = [
-    *(
-        " ",
-        "  ",
-        "\n",
-        "\r\n",
-        "\t",
-        "\x0b",
-        "\x1c",
-        "\x85",
-        "\u00a0",
-        "\u1680",
-        "\u2000",
-        "\u2028",
-        "\u3000",
-    ),
-    *(
-        "a",
-        "B",
-        "Yes",
-        "item",
-        "'",
-        "'s",
-        "'RE",
-        "’s",
-        "ſ",
-        "ﬆ",
-        "ß",
-        "K",
-        "ŉ",
-        "ͅ",
-        "1",
-        "23",
-        "456",
-        "Ⅷ",
-        "½",
-        "٣",
-    ),
-    *(
-        "!",
-        "...",
-        "/",
-        "//",
-        "-",
-        "_",
-        "<",
-        "|>",
-        "é",
-        "e\u0301",
-        "\u0301",
-        "\u0327",
-        "\u200b",
-        "\u200d",
-        "\ufeff",
-    ),
-    *(
-        "苹",
-        "果",
-        "か",
-        "か\u3099",
-        "ハ\u309a",
-        "。",
-        "，",
-        "？",
-        "ᄀ",
-        "ᅡ",
-        "가",
-        "한",
-        "豈",
-        "𠀀",
-        "👩\u200d👧",
-        "🍎",
-    ),
+    *" \n\t\x0b\x1c\x85\u00a0\u1680\u2000\u2028\u3000",
+    "  ",
+    "\r\n",
+    *WORDS.split(),
     *("<|im_start|>", "<|im_end|>", "<think>", "<tool_call>", "<|endoftext|>"),
 ]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.characters(exclude_categories=["Cs"]), max_size=12).map(
@@ -114,17 +50,12 @@ def holds(backend: Tokenizer, text: str, rule: re.Pattern[str] = safe_splits.SPL
 
 
 @pytest.mark.parametrize("name", first_of(*WITH_SAFE_SPLITS, others=pytest.mark.slow))
-def test_both_parts_give_the_tokens_of_the_whole(name: str) -> None:
-    @settings(max_examples=300, deadline=None)
-    @given(
-        TEXTS,
-        st.sampled_from([" ", "a b", "苹果，是", "! x", "e\u0301 \u0301", "<think> <tool_call>"]),
-        TEXTS,
-    )
-    def check(left: str, middle: str, right: str) -> None:
-        assert holds(WITH_SAFE_SPLITS[name], left + middle + right)
-
-    check()
+@settings(max_examples=300)
+@given(
+    TEXTS, st.sampled_from([" ", "a b", "苹果，是", "! x", "e\u0301 \u0301", "<think> <tool_call>"]), TEXTS
+)
+def test_both_parts_give_the_tokens_of_the_whole(name: str, left: str, middle: str, right: str) -> None:
+    assert holds(WITH_SAFE_SPLITS[name], left + middle + right)
 
 
 @pytest.mark.parametrize("rule", WRONG_RULES)
@@ -136,33 +67,24 @@ def test_a_wrong_rule_is_caught(name: str, rule: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", sorted(safe_splits.SAFE_PATTERNS))
-def test_every_pattern_splits_at_every_split_point(pattern: str) -> None:
+@settings(max_examples=300)
+@given(TEXTS, st.sampled_from([" ", "a b", "苹，", "! "]), TEXTS)
+def test_every_pattern_splits_at_every_split_point(pattern: str, left: str, middle: str, right: str) -> None:
     """Sharper than comparing tokens: merges may hide a piece that crosses a split point."""
-    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
-
-    @settings(max_examples=300, deadline=None)
-    @given(TEXTS, st.sampled_from([" ", "a b", "苹，", "! "]), TEXTS)
-    def check(left: str, middle: str, right: str) -> None:
-        text = left + middle + right
-        starts = {start for _, (start, _) in split.pre_tokenize_str(text)}
-        assert {match.start() for match in safe_splits.SPLIT_POINT.finditer(text)} <= starts
-
-    check()
+    text = left + middle + right
+    starts = {start for _, (start, _) in _split(pattern).pre_tokenize_str(text)}
+    assert {match.start() for match in safe_splits.SPLIT_POINT.finditer(text)} <= starts
 
 
 @pytest.mark.slow
-def test_byte_level_has_the_gpt2_pattern() -> None:
+@settings(max_examples=300)
+@given(TEXTS)
+def test_byte_level_has_the_gpt2_pattern(text: str) -> None:
     built_in = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    split = pre_tokenizers.Split(Regex(safe_splits.GPT2), behavior="isolated", invert=False)
-
-    @settings(max_examples=300, deadline=None)
-    @given(TEXTS)
-    def check(text: str) -> None:
-        assert [span for _, span in built_in.pre_tokenize_str(text)] == [
-            span for _, span in split.pre_tokenize_str(text)
-        ]
-
-    check()
+    found, expected = (
+        [span for _, span in each.pre_tokenize_str(text)] for each in (built_in, _split(safe_splits.GPT2))
+    )
+    assert found == expected
 
 
 @pytest.mark.parametrize("name", WITH_SAFE_SPLITS)
