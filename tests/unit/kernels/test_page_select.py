@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +17,10 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 from hiscore.attention import paged_triton
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.sparse import triton_cache_ops
-from hiscore.decoding.sparse.residency import swap_in
+from hiscore.decoding.sparse import residency, selection, triton_cache_ops
 from hiscore.decoding.sparse.selection import Selection
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
-from hiscore.device import numerics
 from hiscore.kernels import page_select
 from tests.support.decode_cache import KnownCache, unique_contents
 from tests.support.decode_kernels import (
@@ -39,54 +37,16 @@ NEWEST = 5
 RESIDENCY = ("device_page_of", "host_page_of", "last_use", "hits", "misses", "buffer")
 
 
-def weights_of(scores: Tensor, soft_cap: float | None) -> Tensor:
-    return numerics.soft_cap(scores.double(), soft_cap).softmax(-1).mean(1)
-
-
-def plain_choice(weights: Tensor, budget: int, forced: set[int]) -> list[int]:
-    order = sorted(range(len(weights)), key=lambda p: (p not in forced, -float(weights[p]), p))
-    return sorted(order[:budget])
-
-
-def plain_selection(
-    cache: KVCache, scores: Tensor, rows: StepBatch, soft_cap: float | None = None
-) -> Selection:
-    shape = cache.shape
-    own = shape.index_kind == "dsa"
-    pages, mass = [], torch.zeros(len(scores), shape.kv_heads)
-    for row, (seq_index, position) in enumerate(
-        zip(rows.seq_indices.tolist(), rows.positions.tolist(), strict=True)
-    ):
-        count = position // shape.page_size + 1 if seq_index >= 0 else 0
-        budget = count if seq_index >= 0 and cache.full_attention[seq_index] else min(count, shape.top_pages)
-        newest = {"bounds": shape.ring_pages, "dsa": 0}[shape.index_kind]
-        forced = set() if own else {0, *range(count - newest, count)}
-        of_row = []
-        for head, group in enumerate(scores[row, :, :count].cpu().unflatten(0, (shape.kv_heads, -1))):
-            weights = group[0] if own else weights_of(group[None], soft_cap)[0]
-            of_row.append(plain_choice(weights, budget, forced) if count else [])
-            shares = weights_of(group[None], soft_cap)[0]
-            mass[row, head] = float(shares[of_row[-1]].sum()) if count else 0.0
-        pages.append(of_row)
-    width = max([shape.top_pages, *(len(chosen) for of_row in pages for chosen in of_row)])
-    out = torch.full((len(pages), shape.kv_heads, width), -1, dtype=torch.int32)
-    for row, of_row in enumerate(pages):
-        for head, chosen in enumerate(of_row):
-            out[row, head, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
-    return Selection(out, (out >= 0).sum(-1).int(), mass)
-
-
 class Pair:
     """Two caches with the same history: one by plain torch, one by kernels."""
 
     def __init__(self, shape: CacheShape, group: int, seed: int, soft_cap: float | None, full: bool) -> None:
-        self.shape, self.soft_cap, self.full = shape, soft_cap, full
+        self.shape, self.full = shape, full
         self.known = KnownCache(shape, unique_contents(shape), NEWEST, dtype=torch.float32)
         self.cache = on_device(self.known.cache)
         self.attention = attention_shape(shape, group, soft_cap=soft_cap)
         self.rng = np.random.default_rng(seed)
         self.ends: dict[int, int] = {}
-        self.mass = [0.0, 0.0]
         self.pending = 0
         self.same()
 
@@ -122,21 +82,20 @@ class Pair:
                 seed=int(self.rng.integers(1 << 30)),
             )
             chosen = ops.select_pages(layer, given.to(DEVICE), moved(rows))
-            selection = plain_selection(known.cache, given, rows, self.soft_cap)
+            expected = TorchCacheOps(known.cache, self.attention).select_pages(
+                layer, given.cpu().double(), rows
+            )
             if chosen.lists.wait:
                 chosen.lists.wait()
-            width = selection.pages.shape[2]
-            device_pages = swap_in(known.cache, layer, selection, rows)
-            assert_same(chosen.pages[..., :width], selection.pages)
+            width = expected.pages.shape[2]
+            assert_same(chosen.pages[..., :width], expected.pages)
             assert (chosen.pages[..., width:] == -1).all()
-            assert_same(chosen.lists.counts, selection.counts)
+            assert_same(chosen.lists.counts, expected.lists.counts)
             listed = chosen.lists.pages[..., :width]
-            assert_same(torch.where(listed < 0, ~listed, listed), device_pages)
+            assert_same(torch.where(listed < 0, ~listed, listed), expected.lists.pages)
             self.pending += int((listed < 0).sum())
-            self.mass[0] += float(selection.mass.sum())
-            self.mass[1] += len(seq_indices) * shape.kv_heads
             # Sums of up to 90 shares in float32.
-            torch.testing.assert_close(chosen.mass.cpu(), selection.mass, atol=1e-6, rtol=0)
+            torch.testing.assert_close(chosen.mass.cpu(), expected.mass, atol=1e-6, rtol=0)
             for name in (*RESIDENCY, "host_kv", "dense_kv"):
                 assert_same(getattr(self.cache, name), getattr(known.cache, name))
         known.end_step(rows)
@@ -185,7 +144,7 @@ def play(case: str, steps: int, full: bool = True, beside: bool = True) -> None:
     assert int(pair.cache.misses) > (3 * steps if steps >= 4 else steps)
     assert pair.pending == (int(pair.cache.misses) if beside and shape.page_size > 1 else 0)
     assert int(pair.cache.hits) > int(pair.cache.misses) / 10
-    assert pair.cache.mass.cpu().tolist() == pytest.approx(pair.mass, rel=1e-5)
+    assert pair.cache.mass.cpu().tolist() == pytest.approx(pair.known.cache.mass.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("steps", first_of(2, 8))
@@ -247,24 +206,19 @@ def test_lists_are_no_longer_than_what_a_selector_chooses() -> None:
 @pytest.mark.parametrize("mutation", ["a younger victim", "ties to any", "no sink"])
 def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controls of the test above: plain torch that does otherwise differs from the kernels."""
-    import hiscore.decoding.sparse.residency as plain
-
     case = "quest, single tokens" if mutation == "ties to any" else "quest"
+    oldest, top = residency._least_recently_used, selection.select_top_pages
+
+    def wrong(scores: Tensor, lengths: Tensor, forced: Tensor, *more: Any) -> Selection:
+        if mutation == "no sink":
+            return top(scores, lengths, forced & (torch.arange(scores.shape[2]) > 0), *more)
+        # Of a row's equal scores, the later page is slightly the best.
+        return top(scores + 1e-12 * torch.arange(scores.shape[2]), lengths, forced, *more)
+
     if mutation == "a younger victim":
-        oldest = plain._least_recently_used
-        monkeypatch.setattr(plain, "_least_recently_used", lambda used, counts: oldest(-used, counts))
+        monkeypatch.setattr(residency, "_least_recently_used", lambda used, counts: oldest(-used, counts))
     else:
-        name = "plain_choice"
-        right = globals()[name]
-
-        def wrong(weights: Tensor, budget: int, forced: set[int]) -> list[int]:
-            if mutation == "no sink":
-                return right(weights, budget, forced - {0})
-            last = len(weights) - 1
-            flipped = right(weights.flip(0), budget, {last - page for page in forced})
-            return sorted(last - page for page in flipped)
-
-        monkeypatch.setitem(globals(), name, wrong)
+        monkeypatch.setattr(selection, "select_top_pages", wrong)
     with pytest.raises(AssertionError):
         play(case, 8)
 
