@@ -1,4 +1,4 @@
-"""Kernels with the switches of block designs other than Llama's, against PyTorch."""
+"""Kernels of a layer's operations against PyTorch, with the switches of all block designs."""
 
 import pytest
 import torch
@@ -54,6 +54,8 @@ def test_block_norms_equal_pytorch(normed: bool, centred: bool) -> None:
     [
         (False, False, "none", False),
         (False, False, "head", False),
+        (True, False, "none", False),
+        (True, False, "head", False),
         (True, True, "none", False),
         (True, False, "all", False),
         (True, True, "all", False),
@@ -93,6 +95,13 @@ def test_queries_and_keys_equal_pytorch(
     plain = random(ROWS, (HEADS + 2 * KV_HEADS) * HEAD_DIM, seed=11).unflatten(1, (-1, HEAD_DIM))
     unchanged = torch.equal(q, plain[:, :HEADS])
     assert unchanged == (not rotated and norm == "none")
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_a_gated_activation_equals_pytorch(activation: str) -> None:
+    ours, plain = both(activation)
+    gate_up = random(ROWS, 2 * WIDTH, seed=6)
+    torch.testing.assert_close(ours.activate(gate_up), plain.activate(gate_up), **BOUNDS)
 
 
 def test_exact_gelu_equals_pytorch_wherever_it_is_computed() -> None:

@@ -17,44 +17,7 @@ from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Linear
 from tests.support.interpreted_fp8 import round_as_torch
-from tests.support.layers import DEVICE, Tables, layer_of, random
-
-
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
-@pytest.mark.parametrize("normed", [True, False])
-def test_operations_equal_pytorch(activation: str, normed: bool) -> None:
-    """Widths that are no powers of two, so that every mask is used. Bounds: float32 sums over 24 to 40 values."""
-    heads, kv_heads, head_dim, width, rows = 3, 1, 24, 40, 5
-    sizes = (heads, kv_heads, head_dim, 1e-6, activation)
-    ours, plain = TritonOps(*sizes), TorchOps(*sizes)
-    weight, post = random(width, seed=1), random(width, seed=2)
-    table = random(50, width, seed=3)
-    ids = torch.tensor([3, 49, 0, 3, 7], dtype=torch.int32, device=DEVICE)
-    for mine, other in zip(
-        ours.embed(ids, table, 6.3, weight), plain.embed(ids, table, 6.3, weight), strict=True
-    ):
-        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
-
-    update = random(rows, width, seed=4)
-    for post_weight in (None, post):
-        x, y = random(rows, width, seed=5), random(rows, width, seed=5)
-        h = ours.add_norm(x, update, post_weight, weight)
-        torch.testing.assert_close(h, plain.add_norm(y, update, post_weight, weight), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
-
-    gate_up = random(rows, 2 * width, seed=6)
-    torch.testing.assert_close(ours.activate(gate_up), plain.activate(gate_up), atol=1e-5, rtol=1e-5)
-
-    norms = (random(head_dim, seed=7), random(head_dim, seed=8)) if normed else (None, None)
-    rope = Tables(random(60, head_dim // 2, seed=9), random(60, head_dim // 2, seed=10))
-    positions = torch.tensor([0, 1, 59, 5, 5], dtype=torch.int32, device=DEVICE)
-    write = torch.tensor([-1, 2, 0, -1, 1], dtype=torch.int32, device=DEVICE)
-    qkv, other_qkv = (random(rows, (heads + 2 * kv_heads) * head_dim, seed=11) for _ in range(2))
-    pool, other_pool = (random(4, 2, kv_heads, head_dim, seed=12) for _ in range(2))
-    ours.rope_and_cache(layer_of(*norms), rope, qkv, positions, pool, write)
-    plain.rope_and_cache(layer_of(*norms), rope, other_qkv, positions, other_pool, write)
-    torch.testing.assert_close(qkv, other_qkv, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(pool, other_pool, atol=1e-5, rtol=1e-5)
+from tests.support.layers import DEVICE, random
 
 
 def test_gemv_is_taken_where_it_may_be() -> None:
