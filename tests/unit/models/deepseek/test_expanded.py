@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
+from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment
 from tests.support import tiny_dsa
+from tests.unit.models.deepseek.test_decoder import LENGTHS, in_chunks, one_shot, prompts, staged_for
 
 CPU = torch.device("cpu")
-LENGTHS, SLOTS = (45, 9, 30), 100
 # As in test_decoder: float64 but for norms and rope tables, and what float32 may come to.
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -25,49 +25,25 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return tiny_dsa.make(request.param, tmp_path_factory.mktemp(request.param), index_topk=64)
 
 
-def prompts() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(tiny_dsa.VOCABULARY, (length,), generator=generator) for length in LENGTHS]
-
-
 def truth(checkpoint: Path, dtype: torch.dtype) -> Tensor:
-    model = tiny_dsa.reference(checkpoint, dtype)
-    with torch.inference_mode():
-        return torch.cat([model(ids[None]).logits[0] for ids in prompts()])
+    return torch.cat(one_shot(tiny_dsa.reference(checkpoint, dtype), prompts()))
 
 
-@torch.inference_mode()
-def logits(decoder: DsaDecoder, max_elements: int = MAX_ELEMENTS, ends: tuple[float, ...] = (1.0,)) -> Tensor:
-    staged = StagedLatents(decoder.architecture, SLOTS, CPU, decoder.dtype, max_elements=max_elements)
-    # What was never written must never be read.
-    staged.pool.fill_(float("nan"))
-    slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(2))[: sum(LENGTHS)].split(LENGTHS)
-    found: list[list[Tensor]] = [[] for _ in LENGTHS]
-    begins = [0] * len(LENGTHS)
-    for share in ends:
-        until = [int(share * length) for length in LENGTHS]
-        parts = list(zip(prompts(), slots, begins, until, strict=True))
-        staged.plan([Segment(each[:end], end - begin) for _, each, begin, end in parts])
-        assert staged.selecting is not None
-        assert torch.equal(staged.selecting, torch.empty(0, dtype=torch.int64))
-        ids = torch.cat([ids[begin:end] for ids, _, begin, end in parts]).int()
-        positions = torch.cat([torch.arange(begin, end) for *_, begin, end in parts]).int()
-        hidden = decoder.tail(*decoder.body(ids, positions, staged)) @ decoder.weights.head.T
-        for rows, of_forward in zip(
-            found, hidden.split([end - begin for *_, begin, end in parts]), strict=True
-        ):
-            rows.append(of_forward)
-        begins = until
-    return torch.cat([torch.cat(rows) for rows in found])
+def logits(decoder: DsaDecoder, max_elements: int = MAX_ELEMENTS, chunk: int = max(LENGTHS)) -> Tensor:
+    return torch.cat(in_chunks(decoder, prompts(), chunk, max_elements))
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("ends", [(1.0,), (0.4, 1.0)])
-def test_every_token_matches_transformers(
-    checkpoint: Path, dtype: torch.dtype, ends: tuple[float, ...]
-) -> None:
-    found = logits(DsaDecoder(checkpoint, CPU, dtype), ends=ends)
-    assert float((found - truth(checkpoint, dtype)).abs().max()) < BOUNDS[dtype]
+@pytest.mark.parametrize("chunk", [max(LENGTHS), 18])
+def test_every_token_matches_transformers(checkpoint: Path, dtype: torch.dtype, chunk: int) -> None:
+    decoder = DsaDecoder(checkpoint, CPU, dtype)
+    assert float((logits(decoder, chunk=chunk) - truth(checkpoint, dtype)).abs().max()) < BOUNDS[dtype]
+    # No row selects, at any cut.
+    staged = staged_for(decoder)
+    for end in (chunk, max(LENGTHS)):
+        staged.plan([Segment(torch.arange(end), min(end, chunk))])
+        assert staged.selecting is not None
+        assert torch.equal(staged.selecting, torch.empty(0, dtype=torch.int64))
 
 
 def other_head(decoder: DsaDecoder) -> None:
