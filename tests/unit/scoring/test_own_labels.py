@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hiscore.errors import RequestError
-from hiscore.layers import lm_head, pair_products
+from hiscore.layers import pair_products
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.packing.batch_plan import ScoringPlan
@@ -117,45 +117,6 @@ def test_scores_are_the_softmax_over_an_items_own(
         np.testing.assert_allclose(softmax[index, : len(labels)], expected, atol=2e-5)
         expected = logits[index].softmax(0)[labels].numpy()
         np.testing.assert_allclose(plain[index, : len(labels)], expected, atol=2e-5)
-
-
-def test_all_kinds_of_requests_share_a_batch(
-    head: LMHead, hidden: torch.Tensor, own: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lm_head, "ROW_SLICE", 3)
-    shared = np.array([5, 6], np.int32)
-    requests = [
-        call(own[:3], apply_softmax=True),
-        ScoreRequest(prompt(4), shared, ScoreOptions(apply_softmax=True)),
-        call(own[7:9]),
-        ScoreRequest(prompt(1), shared, ScoreOptions(apply_softmax=True)),
-        ScoreRequest(prompt(2), shared, ScoreOptions()),
-        call(own[12:20]),
-        call(own[20:21]),
-    ]
-    items = [len(each.prompt.item_lengths) for each in requests]
-    starts = np.cumsum([0, *items])
-    results = results_of(head, hidden[: starts[-1]], requests)
-    logits = head.logits(hidden[: starts[-1]])
-    seen = []
-    for result in results:
-        values = result.values.flatten()
-        for index in result.members:
-            request = requests[index]
-            rows = logits[starts[index] : starts[index + 1]]
-            rows = rows if request.options.apply_softmax else rows.softmax(1)
-            labels = request.labels
-            each = (
-                np.split(labels, np.cumsum(request.label_counts)[:-1])
-                if request.label_counts is not None
-                else [labels] * items[index]
-            )
-            expected = torch.cat([row[own_of] for row, own_of in zip(rows, each, strict=True)])
-            torch.testing.assert_close(values[: len(expected)], expected, atol=1e-4, rtol=1e-4)
-            values = values[len(expected) :]
-            seen.append(index)
-        assert len(values) == 0
-    assert sorted(seen) == list(range(len(requests)))
 
 
 def test_nothing_to_score_has_no_rows() -> None:
