@@ -130,15 +130,12 @@ def test_the_pieces_are_the_text_of_all_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_text_comes_in_whole_characters(name: str) -> None:
-    @settings(max_examples=50, deadline=None)
-    @given(TEXTS)
-    def check(text: str) -> None:
-        ids = TOKENIZERS[name].encode(text, add_special_tokens=False)
-        assume(REPLACEMENT not in truth(name, ids))
-        assert all(REPLACEMENT not in piece for piece in pieces(DECODERS[name], ids))
-
-    check()
+@settings(max_examples=50)
+@given(TEXTS)
+def test_a_text_comes_in_whole_characters(name: str, text: str) -> None:
+    ids = TOKENIZERS[name].encode(text, add_special_tokens=False)
+    assume(REPLACEMENT not in truth(name, ids))
+    assert all(REPLACEMENT not in piece for piece in pieces(DECODERS[name], ids))
 
 
 @pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
@@ -180,12 +177,24 @@ def test_a_replacement_character_before_an_invalid_byte_stands() -> None:
     assert pieces(DECODERS[name], [*ids[:4], ids[1], ids[0]])[3:] == ["", "", 2 * REPLACEMENT + "a", ""]
 
 
-@pytest.mark.parametrize("name", ["gemma's decoder", "llama2's decoder"])
-def test_characters_of_byte_tokens_come_one_by_one(name: str) -> None:
-    """Ten emoji came all at the end."""
-    emoji = "👩" * 10
-    ids = TOKENIZERS[name].convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in emoji.encode()])
-    assert pieces(DECODERS[name], ids) == ["", "", "", "👩"] * 10 + [""]
+EMOJI = [f"<0x{byte:02X}>" for byte in ("👩" * 10).encode()]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "expected"),
+    [
+        # Ten emoji of byte tokens came all at the end.
+        ("gemma's decoder", EMOJI, ["", "", "", "👩"] * 10),
+        ("llama2's decoder", EMOJI, ["", "", "", "👩"] * 10),
+        # A token with a byte's name is text where bytes are not decoded.
+        ("t5's decoder", ["<0xE4>"], ["<0xE4>"]),
+        # The first space alone is lost.
+        ("llama2's decoder", ["▁", "▁", "i", "▁", "i"], ["", " ", "i", " ", "i"]),
+    ],
+)
+def test_each_token_gives_its_text_at_once(name: str, tokens: list[str], expected: list[str]) -> None:
+    ids = TOKENIZERS[name].convert_tokens_to_ids(tokens)
+    assert pieces(DECODERS[name], ids) == [*expected, ""]
 
 
 def test_control_bytes_are_told_from_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,18 +208,6 @@ def test_text_comes_at_once() -> None:
     """Holding everything back to the end would satisfy the other tests."""
     ids = TOKENIZERS[DEFAULT].encode("The capital of France is Paris.", add_special_tokens=False)
     assert pieces(DECODERS[DEFAULT], ids) == ["The", " capital", " of", " France", " is", " Paris", ".", ""]
-
-
-def test_a_token_with_a_bytes_name_is_text_where_bytes_are_not_decoded() -> None:
-    name = "t5's decoder"
-    ids = TOKENIZERS[name].convert_tokens_to_ids(["<0xE4>"])
-    assert pieces(DECODERS[name], ids) == ["<0xE4>", ""]
-
-
-def test_the_first_space_alone_is_lost() -> None:
-    name = "llama2's decoder"
-    ids = TOKENIZERS[name].convert_tokens_to_ids(["▁", "▁", "i", "▁", "i"])
-    assert pieces(DECODERS[name], ids) == ["", " ", "i", " ", "i", ""]
 
 
 def test_half_a_character_at_the_end_is_flushed() -> None:

@@ -19,47 +19,20 @@ def test_the_defaults_are_those_of_the_contract() -> None:
 
 def test_every_parameter_is_read() -> None:
     given = {
-        "max_tokens": 7,
-        "temperature": 0.5,
-        "top_k": 40,
-        "top_p": 0.9,
-        "seed": -3,
-        "ignore_eos": True,
-        "stop": '["\\n", "ü"]',
-        "stop_token_ids": "[5, 0, 5]",
-        "sparse": False,
-    }
-    more = {
-        "min_p": 0.25,
-        "repetition_penalty": 1.5,
-        "presence_penalty": -2,
-        "frequency_penalty": 2,
-        "min_tokens": 3,
-        "logprobs": 20,
-        "stream": False,
-        "add_special_tokens": False,
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
-        "cache_salt": "a caller",
-    }
+        "max_tokens": 7, "temperature": 0.5, "top_k": 40, "top_p": 0.9, "seed": -3, "ignore_eos": True,
+        "sparse": False, "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -2,
+        "frequency_penalty": 2, "min_tokens": 3, "logprobs": 20, "stream": False, "add_special_tokens": False,
+        "include_stop_str_in_output": True, "skip_special_tokens": False, "cache_salt": "a caller",
+    }  # fmt: skip
+    texts = {"stop": '["\\n", "ü"]', "stop_token_ids": "[5, 0, 5]", "logit_bias": '{"17": -100, "0": 1.5}'}
+    read = {
+        "stop": ("\n", "ü"), "stop_token_ids": frozenset({0, 5}), "logit_bias": ((17, -100.0), (0, 1.5)),
+    }  # fmt: skip
     grammars = {"json_schema": "{}", "regex": "a", "ebnf": 'root ::= "a"'}
     for name, grammar in grammars.items():
         assert getattr(parse_sampling_params(json.dumps({name: grammar})), name) == grammar
-    biases = {"logit_bias": '{"17": -100, "0": 1.5}'}
-    assert parse_sampling_params(json.dumps(given | more | biases)) == SamplingParams(
-        7,
-        0.5,
-        40,
-        0.9,
-        -3,
-        True,
-        ("\n", "ü"),
-        frozenset({0, 5}),
-        False,
-        logit_bias=((17, -100.0), (0, 1.5)),
-        **more,
-    )
-    assert set(given | more | biases | grammars) == {field.name for field in fields(SamplingParams)}
+    assert parse_sampling_params(json.dumps(given | texts)) == SamplingParams(**given, **read)
+    assert set(given | texts | grammars) == {field.name for field in fields(SamplingParams)}
 
 
 def test_whole_numbers_are_taken_where_fractions_are_meant() -> None:

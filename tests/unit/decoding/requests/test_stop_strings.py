@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -115,53 +116,41 @@ class Letters:
 EOS = frozenset({25})
 
 
-def run(tokens: list[int], **options: object) -> list[NewText]:
-    checker = StopChecker(SamplingParams(**{"max_tokens": 100, **options}), EOS, Letters())  # type: ignore[arg-type]
-    taken = []
-    for token in tokens:
-        taken.append(checker.append(token))
-        if taken[-1].finish_reason:
-            break
-    return taken
+IDS = frozenset({2, 25})
 
 
-def test_an_end_token_ends_the_sequence_without_text() -> None:
-    assert run([1, 2, 25, 3]) == [("b", ""), ("c", ""), ("", "stop")]
-
-
-def test_ignored_end_tokens_are_tokens_like_others() -> None:
-    assert run([1, 25, 3], ignore_eos=True) == [("b", ""), ("z", ""), ("d", "")]
-
-
-def test_stop_ids_count_even_where_the_models_own_are_ignored() -> None:
-    ids = frozenset({2, 25})
-    assert run([1, 2], stop_token_ids=ids) == [("b", ""), ("", "stop")]
-    assert run([1, 25], stop_token_ids=ids, ignore_eos=True) == [("b", ""), ("", "stop")]
-
-
-def test_a_stop_string_across_tokens_is_cut_off() -> None:
-    assert run([1, 2, 3, 4], stop=("cd",)) == [("b", ""), ("", ""), ("", "stop")]
-
-
-def test_what_only_began_a_stop_string_is_sent_after_all() -> None:
-    assert run([2, 4, 2], stop=("cd",), max_tokens=3) == [("", ""), ("ce", ""), ("c", "length")]
-
-
-def test_the_last_token_may_be_an_end_token_or_complete_a_stop_string() -> None:
-    assert run([1, 2], max_tokens=2) == [("b", ""), ("c", "length")]
-    assert run([1, 25], max_tokens=2)[-1] == ("", "stop")
-    assert run([1, 2], max_tokens=2, stop=("c",))[-1] == ("", "stop")
-
-
-@pytest.mark.parametrize(("tokens", "reason"), [([1, 0, 25], "stop"), ([1, 0], "length")])
-def test_the_end_sends_what_was_held_back(tokens: list[int], reason: str) -> None:
-    """Half a character, and the beginning of a stop string before it."""
-    taken = run(tokens, stop=("bx",), max_tokens=len(tokens))
-    assert taken[-1] == ("ba", reason)
-
-
-def test_a_stop_string_that_the_flushed_text_completes_counts() -> None:
-    assert run([1, 0], stop=("ba",), max_tokens=2) == [("", ""), ("", "stop")]
+@pytest.mark.parametrize(
+    ("tokens", "options", "taken"),
+    [
+        pytest.param([1, 2, 25, 3], {}, ["b", "c", ("", "stop")], id="an end token has no text"),
+        pytest.param(
+            [1, 25, 3], {"ignore_eos": True}, ["b", "z", ("d", "length")], id="ignored, it is one like others"
+        ),
+        pytest.param([1, 2], {"stop_token_ids": IDS}, ["b", ("", "stop")], id="ids of a request"),
+        pytest.param(
+            [1, 25],
+            {"stop_token_ids": IDS, "ignore_eos": True},
+            ["b", ("", "stop")],
+            id="count even if ignored",
+        ),
+        pytest.param([1, 2, 3, 4], {"stop": ("cd",)}, ["b", "", ("", "stop")], id="cut off across tokens"),
+        pytest.param([2, 4, 2], {"stop": ("cd",)}, ["", "ce", ("c", "length")], id="sent after all"),
+        pytest.param([1, 2], {}, ["b", ("c", "length")], id="the last token"),
+        pytest.param([1, 25], {}, ["b", ("", "stop")], id="the last is an end token"),
+        pytest.param([1, 2], {"stop": ("c",)}, ["b", ("", "stop")], id="the last completes a stop string"),
+        # Half a character, and the beginning of a stop string before it.
+        pytest.param(
+            [1, 0, 25], {"stop": ("bx",)}, ["", "", ("ba", "stop")], id="held back until an end token"
+        ),
+        pytest.param([1, 0], {"stop": ("bx",)}, ["", ("ba", "length")], id="held back until the last"),
+        pytest.param([1, 0], {"stop": ("ba",)}, ["", ("", "stop")], id="completed by what is flushed"),
+    ],
+)
+def test_text_and_end_of_each_token(tokens: list[int], options: dict[str, Any], taken: list[Any]) -> None:
+    """max_tokens is their number."""
+    checker = StopChecker(SamplingParams(max_tokens=len(tokens), **options), EOS, Letters())
+    expected = [(each, "") if isinstance(each, str) else each for each in taken]
+    assert [checker.append(token) for token in tokens[: len(taken)]] == expected
 
 
 def test_cancelling_sends_what_was_held_back() -> None:
