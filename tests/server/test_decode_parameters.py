@@ -1,22 +1,18 @@
 """What callers of `decode` can ask for, through a real tritonserver: one response, usage, penalties and so on."""
 
 import json
-import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
-import torch
 import tritonclient.grpc
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
 from tests.server.conftest import StartServer
 from tests.server.generation import over_grpc, whole
-from tests.support.tiny_models import CONTEXT, VOCABULARY
+from tests.support.tiny_models import CONTEXT
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
@@ -42,56 +38,6 @@ def test_one_response_holds_everything(decode: Server) -> None:
 def test_without_max_tokens_the_context_is_the_end(decode: Server) -> None:
     prompt = [5] * (CONTEXT - 20)
     assert whole(decode, {"input_ids": prompt}, **FREE)["usage"] == [CONTEXT - 20, 0, 20]
-
-
-def test_logprobs_are_those_of_transformers(decode: Server, tiny_lm: Path) -> None:
-    answer = whole(decode, {"input_ids": PROMPT}, max_tokens=6, logprobs=3, temperature=1.5, seed=1, **FREE)
-    model = AutoModelForCausalLM.from_pretrained(tiny_lm).double().eval()
-    with torch.inference_mode():
-        logits = model(torch.tensor([PROMPT + answer["output_ids"]])).logits[0, 4:-1]
-    truth = torch.log_softmax(logits, -1)
-    chosen = truth.gather(-1, torch.tensor(answer["output_ids"])[:, None])[:, 0]
-    # float32 through two layers, against float64.
-    assert answer["output_logprobs"] == pytest.approx(chosen.tolist(), abs=1e-4)
-    best = truth.topk(3)
-    assert answer["top_token_ids"] == best.indices.flatten().tolist()
-    assert answer["top_logprobs"] == pytest.approx(best.values.flatten().tolist(), abs=1e-4)
-    assert any(a != b for a, b in zip(answer["output_ids"], answer["top_token_ids"][::3], strict=True))
-
-
-def test_penalties_and_biases_change_what_is_generated(decode: Server) -> None:
-    def ids(**parameters: Any) -> list[int]:
-        return list(whole(decode, {"input_ids": PROMPT}, max_tokens=40, **FREE, **parameters)["output_ids"])
-
-    plain = ids()
-    assert ids(logit_bias=json.dumps({7: 100})) == [7] * 40
-    # So strong a penalty lets no token come twice; without one they do.
-    assert len(set(ids(logit_bias="{}", frequency_penalty=2, presence_penalty=2, temperature=0))) > len(
-        set(plain)
-    )
-    assert not set(ids(repetition_penalty=100.0)) & set(PROMPT)
-    banned = json.dumps(dict.fromkeys(plain[:20], -100))
-    assert not set(ids(logit_bias=banned)) & set(plain[:20])
-    assert ids(min_p=1.0, temperature=1.0) == plain
-
-
-def test_the_stop_string_is_named_and_sent_on_request(decode: Server) -> None:
-    plain = whole(decode, {"input_ids": PROMPT}, max_tokens=30, **FREE)["text_output"]
-    stop = plain[len(plain) // 2 :][:3]
-    given = {"max_tokens": 30, "stop": json.dumps([stop]), **FREE}
-    left_out = whole(decode, {"input_ids": PROMPT}, **given)
-    included = whole(decode, {"input_ids": PROMPT}, include_stop_str_in_output=True, **given)
-    assert left_out["matched_stop"] == included["matched_stop"] == stop
-    assert included["text_output"] == left_out["text_output"] + stop
-    assert (left_out["finish_reason"], included["finish_reason"]) == ("stop", "stop")
-
-
-def test_nothing_ends_a_generation_before_min_tokens(decode: Server) -> None:
-    every = json.dumps(list(range(0, VOCABULARY, 2))[:1000])
-    assert whole(decode, {"input_ids": PROMPT}, max_tokens=60, stop_token_ids=every)["usage"][2] < 10
-    answer = whole(decode, {"input_ids": PROMPT}, max_tokens=60, min_tokens=30, stop_token_ids=every)
-    assert answer["usage"][2] > 30
-    assert not set(answer["output_ids"][:30]) & set(json.loads(every))
 
 
 def test_rendered_text_gets_no_special_tokens(decode: Server, tiny_lm: Path) -> None:
@@ -120,46 +66,6 @@ def test_without_logprobs_their_outputs_are_empty_over_grpc(decode: Server) -> N
     (answer,) = answers
     assert answer.as_numpy("output_logprobs").shape == (0,)
     assert answer.as_numpy("top_token_ids").shape == answer.as_numpy("top_logprobs").shape == (0, 0)
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "fruit": {"enum": ["apple", "pear"]},
-        "count": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["fruit", "count"],
-    "additionalProperties": False,
-}  # fmt: skip
-
-
-def test_structured_output_is_of_its_schema_beside_other_calls(decode: Server) -> None:
-    drawn: dict[str, Any] = {"max_tokens": 400, "temperature": 1.0}
-
-    def call(seed: int) -> Any:
-        if seed % 2:
-            return whole(decode, {"input_ids": PROMPT}, seed=seed, **{**drawn, "max_tokens": 40}, **FREE)
-        return whole(decode, {"input_ids": PROMPT}, seed=seed, json_schema=json.dumps(SCHEMA), **drawn)
-
-    alone = [call(seed) for seed in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        together = list(pool.map(call, range(6)))
-    assert together == alone
-    for answer in together[::2]:
-        assert answer["finish_reason"] == "stop"
-        jsonschema.validate(json.loads(answer["text_output"]), SCHEMA)
-    # The control: the same model says other things without it.
-    with pytest.raises(ValueError, match="Expecting value"):
-        json.loads(together[1]["text_output"])
-
-
-def test_a_regex_and_an_ebnf_over_a_stream(decode: Server) -> None:
-    options: dict[str, Any] = {"max_tokens": 100, "temperature": 1.0, "seed": 1}
-    assert re.fullmatch(
-        "(yes|no)!", over_grpc(decode, {"input_ids": PROMPT}, regex="(yes|no)!", **options).text
-    )
-    ebnf = 'root ::= "a" ("b" | "cd")+ "!"'
-    assert re.fullmatch("a(b|cd)+!", over_grpc(decode, {"input_ids": PROMPT}, ebnf=ebnf, **options).text)
 
 
 def frontend_request(prompt: str, stream: bool, echo: bool = False, **sampling: Any) -> list[Any]:

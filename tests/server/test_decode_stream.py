@@ -104,30 +104,6 @@ def test_all_ways_give_the_same(decode: Server, tiny_lm: Path) -> None:
     }
 
 
-def test_stop_ids_and_strings_end_a_generation(decode: Server, tiny_lm: Path) -> None:
-    whole = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
-    place = next(n for n in range(3, 30) if whole.ids[n] not in whole.ids[:n])
-    generation = over_grpc(
-        decode,
-        {"input_ids": PROMPT},
-        max_tokens=30,
-        stop_token_ids=json.dumps([whole.ids[place]]),
-        ignore_eos=True,
-    )
-    assert generation.ids == whole.ids[: place + 1]
-    assert generation.reason == "stop"
-    assert generation.text == text_of(tiny_lm, whole.ids[:place])
-
-    middle = len(whole.text) // 2
-    stop = whole.text[middle : middle + 3]
-    generation = over_grpc(
-        decode, {"input_ids": PROMPT}, max_tokens=30, stop=json.dumps([stop]), ignore_eos=True
-    )
-    assert generation.text == whole.text[: whole.text.index(stop)]
-    assert generation.reason == "stop"
-    assert generation.ids == whole.ids[: len(generation.ids)]
-
-
 def test_sampling_repeats_with_its_seed_whatever_else_runs(decode: Server) -> None:
     drawn = {"max_tokens": 24, "temperature": 2.0, "top_k": 50, "top_p": 0.95, "ignore_eos": True}
     alone = [over_grpc(decode, {"input_ids": PROMPT}, seed=seed, **drawn).ids for seed in (1, 2)]
@@ -139,23 +115,6 @@ def test_sampling_repeats_with_its_seed_whatever_else_runs(decode: Server) -> No
             )
         )
     assert together == alone * 2
-
-
-def test_more_calls_than_may_run_wait_their_turn(decode: Server) -> None:
-    prompts = [
-        np.random.default_rng(n).integers(3, VOCABULARY, 5 + 9 * n).tolist() for n in range(STREAMS + QUEUE)
-    ]
-    alone = [
-        over_grpc(decode, {"input_ids": prompt}, max_tokens=20, ignore_eos=True).ids for prompt in prompts
-    ]
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        together = list(
-            pool.map(
-                lambda prompt: over_grpc(decode, {"input_ids": prompt}, max_tokens=20, ignore_eos=True).ids,
-                prompts,
-            )
-        )
-    assert together == alone
 
 
 INVALID = "INVALID_ARGUMENT"
@@ -312,22 +271,6 @@ def test_a_full_queue_is_unavailable(decode: Server) -> None:
     wait_until(lambda: counters.read(decode)["decode", "hiscore_rejects_total"] >= len(refused))
 
 
-def test_metrics_add_up(decode: Server) -> None:
-    tokens, steps, backed_up = (
-        ("decode", f"hiscore_decode_{name}_total") for name in ("tokens", "steps", "backed_up_tokens")
-    )
-    with counters.counted(decode, {tokens: 28, steps: 25, backed_up: 25}) as risen:
-        generations = [
-            over_grpc(decode, {"input_ids": PROMPT}, max_tokens=n, ignore_eos=True) for n in (1, 7, 20)
-        ]
-    assert sum(len(generation.ids) for generation in generations) == 28
-    assert risen[tokens] == 28
-    # The prefill samples a sequence's first token; a sequence that has just ended may have one step more.
-    assert 25 <= risen[steps] <= 28
-    # A sequence's last token is never fed, so there is nothing of it to offload.
-    assert risen[backed_up] >= 25
-
-
 def test_the_client_streams_and_leaving_its_loop_cancels(decode: Server, tiny_lm: Path) -> None:
     expected = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
     with ScoreClient(decode.grpc_url, retry=RetryPolicy(attempts=1)) as client:
@@ -391,14 +334,3 @@ def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Pat
         stop.join()
         assert time.monotonic() - started < TIMEOUT_S
     assert leftovers(name) == []
-
-
-def test_without_a_tokenizer_there_are_ids_alone(start_server: StartServer, tiny_llama: Path) -> None:
-    server = start_server(tiny_llama, models="decode", host_kv_bytes=2**28)
-    generation = over_grpc(server, {"input_ids": PROMPT}, max_tokens=16, ignore_eos=True)
-    assert len(generation.ids) == 16
-    assert generation.text == ""
-    with pytest.raises(Refused, match="'text_input' needs a tokenizer"):
-        over_grpc(server, {"text_input": "a"})
-    with pytest.raises(Refused, match="'stop' needs text"):
-        over_grpc(server, {"input_ids": PROMPT}, stop='["a"]')
