@@ -119,6 +119,20 @@ def test_labels_may_be_ids_and_a_classifier_needs_none(twin: Twin, server: Fault
     assert list(server.requests[2].inputs[2].shape) == [1, 0]
 
 
+def test_labels_of_their_own_go_with_their_items_into_chunks(twin: Twin) -> None:
+    texts, items, own = ["a", "b", "c"], [[1], [2], [3]], [[7, 8, 9], [8, 5], [1, 2, 3, 4]]
+    flat, counts = [label for labels in own for label in labels], [len(labels) for labels in own]
+    options = {"label_counts": counts, "client": {"limits": ChunkLimits(max_items=2)}}
+    by_text = twin("score", "q", texts, label_token_ids=flat, **options).scores
+    by_ids = twin("score_ids", [5], items, flat, **options).scores
+    for row, labels in enumerate(own):
+        rest = [0] * (max(counts) - len(labels))
+        (of_text,) = expected("q", [texts[row]], [str(label) for label in labels])
+        (of_ids,) = expected_ids([5], [items[row]], labels)
+        np.testing.assert_array_equal(by_text[row], [*of_text, *rest])
+        np.testing.assert_array_equal(by_ids[row], [*of_ids, *rest])
+
+
 def test_no_items_give_an_empty_result(twin: Twin) -> None:
     assert twin("score", "q", [], labels=LABELS).scores.shape == (0, 2)
     assert twin("score_ids", [1], [], [7]).scores.shape == (0, 1)

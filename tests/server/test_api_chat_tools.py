@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,16 +118,6 @@ def test_reasoning_is_told_apart(api: Api) -> None:
     assert whole["message"]["content"] == "<think>\nA fruit?\n</think>\n\nYes"
 
 
-def test_thinking_can_be_switched_off(api: Api) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 1}
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
-    lengths = [
-        call(api, CHAT, {**body, **each}).json["usage"]["prompt_tokens"]
-        for each in ({}, off, {"reasoning_effort": "none"})
-    ]
-    assert lengths[0] < lengths[1] == lengths[2]
-
-
 def test_a_conversation_with_calls_goes_on(api: Api) -> None:
     call_made = {
         "id": "call_1",
@@ -143,16 +132,3 @@ def test_a_conversation_with_calls_goes_on(api: Api) -> None:
     assert call(api, CHAT, {**BODY, "messages": messages, "max_tokens": 2}).status == 200
     both = {"tool_choice": "required", "response_format": {"type": "json_object"}}
     assert call(api, CHAT, {**BODY, **both}).status == 400
-
-
-def test_a_model_without_a_chat_template_is_asked_for_completions(
-    start_server: StartServer, tmp_path: Path
-) -> None:
-    directory = tiny_models.make("llama", tmp_path / "model")
-    tokenizer = tiny_tokenizers.train(tiny_tokenizers.smollm2(), tiny_models.VOCABULARY)
-    server = start_server(tiny_tokenizers.save(tokenizer, directory), models="decode")
-    with api_of(server, tmp_path / "log") as api:
-        reply = call(api, CHAT, {"messages": MESSAGES})
-        assert reply.status == 400
-        assert "no chat template: use /v1/completions" in reply.body.decode()
-        assert call(api, "/v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200

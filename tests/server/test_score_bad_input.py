@@ -243,13 +243,6 @@ def test_a_body_that_generate_cannot_read_is_refused(body: bytes, field: str, lm
     check_nothing_leaks(raised.value.message)
 
 
-def test_generate_names_what_it_answers(lm: Server) -> None:
-    answer = json.dumps({"query": "Is it?", "items": [" a", " b"], "label_token_ids": LABELS}).encode()
-    flat = post(lm, "score", answer)["scores"]
-    shaped = score_texts(lm, "Is it?", [" a", " b"], LABELS).scores
-    np.testing.assert_allclose(flat, shaped.ravel(), atol=2e-5, rtol=0)
-
-
 @pytest.mark.parametrize("mebibytes", [5, 9, 48])
 def test_a_large_body_of_json_does_not_end_the_server(mebibytes: int, lm: Server) -> None:
     """Triton's JSON reader needs stack in proportion. 48: all that a call may have, escaped as \\uXXXX."""

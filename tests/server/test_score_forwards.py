@@ -125,9 +125,3 @@ def test_a_repeated_query_is_served_from_the_cache(lm: Server) -> None:
     changed = score_tokens(lm, other, LABELS, apply_softmax=True)
     assert changed.cached_tokens == 0
     assert np.abs(changed.scores - first.scores).max() > INVARIANCE
-
-
-def test_without_a_cache_nothing_is_served_from_it(start_server: StartServer, tiny_llama: Path) -> None:
-    server = start_server(tiny_llama, models="scorer", max_batch_tokens=256, query_cache_bytes=0)
-    call = fresh(100, [3, 4])
-    assert [score_tokens(server, call, LABELS).cached_tokens for _ in range(2)] == [0, 0]

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from hiscore.launcher import Server
-from hiscore.scoring.requests.layout import lay_out
-from hiscore.scoring.requests.request import MultiItemPrompt
-from tests.server.wire import WAYS, score, score_tokens
+from tests.server.wire import WAYS, score_tokens
 from tests.support.comparison import check, truth_of
-from tests.support.strategies import Tokens, random_tokens
+from tests.support.strategies import random_tokens
 from tests.support.tiny_models import VOCABULARY
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
@@ -34,14 +32,3 @@ def test_only_query_and_one_item_must_fit_the_context(lm: Server, tiny_lm: Path)
     call = random_tokens(np.random.default_rng(3), 96, [4_000, 1, 4_000, 3_000], VOCABULARY)
     found = score_tokens(lm, call, LABELS).scores
     check(found[:2], truth_of(tiny_lm).scores(call.query, call.items[:2], LABELS), over_vocabulary=True)
-
-
-@pytest.mark.parametrize("filler", [9_999, -1, 2**31 - 1, -(2**31), 0])
-def test_the_id_at_a_delimiter_is_never_looked_at(filler: int, lm: Server, tiny_lm: Path) -> None:
-    call = Tokens([11, 12, 13], [[21, 22], [], [31]])
-    ids, indices = lay_out(MultiItemPrompt.of(call.query, call.items))
-    ids[indices] = filler
-    inputs = {"input_ids": ids, "delimiter_indices": indices, "label_token_ids": LABELS}
-    inputs = {name: np.asarray(values, np.int32)[None] for name, values in inputs.items()}
-    expected = truth_of(tiny_lm).scores(call.query, call.items, LABELS)
-    check(score(lm, "scorer", inputs, (3, 3)).scores, expected, over_vocabulary=True)

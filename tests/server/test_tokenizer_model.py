@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from hiscore.launcher import Server
 from hiscore.scoring.requests.layout import unpack
 from tests.server.counters import counted
-from tests.server.test_score_bad_input import SCORE, TEXTS, TYPED, check_refusal
+from tests.server.test_score_bad_input import SCORE, TEXTS, check_refusal
 from tests.server.wire import WAYS, Refused
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
@@ -65,15 +65,6 @@ def test_bad_input_is_refused(name: str, lm: Server) -> None:
     inputs = {key: values for key, values in {**TEXTS, **changes}.items() if values is not None}
     with pytest.raises(Refused) as raised:
         WAYS["grpc"](lm, "tokenizer", inputs, parameters)
-    check_refusal(raised.value, pattern)
-
-
-@pytest.mark.parametrize("name", [name for name, (model, _, _) in TYPED.items() if model == "score"])
-def test_a_wrong_tensor_is_refused(name: str, lm: Server) -> None:
-    _, changes, pattern = TYPED[name]
-    inputs = {key: values for key, values in {**TEXTS, **changes}.items() if values is not None}
-    with pytest.raises(Refused) as raised:
-        WAYS["http"](lm, "tokenizer", inputs, {})
     check_refusal(raised.value, pattern)
 
 

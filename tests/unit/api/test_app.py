@@ -1,5 +1,6 @@
 """The application: which routes there are, and what is served beside them."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.client.faulty_server import FaultyServer
+from tests.support.api_bodies import MESSAGES
 from tests.unit.api.conftest import MakeClient
 
 
@@ -82,6 +84,17 @@ def test_a_checkpoint_without_a_tokenizer_takes_token_ids(
     reply = client.post("/rerank", json={"query": "a", "texts": ["b"]})
     assert reply.status_code == 400
     assert "no tokenizer" in reply.text
+
+
+def test_a_model_without_a_chat_template_is_asked_for_completions(
+    make_client: MakeClient, checkpoint: Path, tmp_path: Path
+) -> None:
+    bare = shutil.copytree(checkpoint, tmp_path / "bare", ignore=shutil.ignore_patterns("*.jinja"))
+    client = make_client(checkpoint=bare)
+    reply = client.post("/v1/chat/completions", json={"messages": MESSAGES})
+    assert reply.status_code == 400
+    assert "no chat template: use /v1/completions" in reply.text
+    assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
 
 
 @pytest.mark.parametrize("settings", [{"prompt_template": "nowhere.jinja"}, {"prompt_labels": ("a", "a")}])

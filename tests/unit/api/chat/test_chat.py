@@ -47,6 +47,7 @@ def test_a_default_is_taken_and_anything_else_refused(
             {"enable_thinking": True, "thinking": True},
         ),
         ({"thinking": {"type": "adaptive"}}, {}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False, "reasoning_effort": "none"}),
         # What the template is told by its own names comes first.
         (
             {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": False}},
