@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 from hiscore.launcher import Server
@@ -31,6 +31,13 @@ class Reply:
         return json.loads(self.body)
 
 
+class HasUrl(Protocol):
+    """An API, however it was started."""
+
+    @property
+    def url(self) -> str: ...
+
+
 @contextmanager
 def api_of(
     server: Server, log: Path, max_body: int | None = None, labels: Sequence[str] = (), **settings: Any
@@ -50,7 +57,7 @@ def api_of(
         api.stop()
 
 
-def call(api: Api, path: str, body: Any = None, **headers: str) -> Reply:
+def call(api: HasUrl, path: str, body: Any = None, **headers: str) -> Reply:
     """POST JSON or bytes, or GET without a body. Names of headers have underscores for hyphens."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     given = {name.replace("_", "-"): value for name, value in headers.items()}

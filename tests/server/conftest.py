@@ -11,8 +11,10 @@ import pytest
 
 from hiscore.checkpoint import resolve
 from hiscore.launcher import Server
+from hiscore.launcher.api import Api
 from hiscore.launcher.repository import TEMPLATES
 from hiscore.settings import ServeSettings
+from tests.server.api import api_of
 from tests.server.held import Holdable
 from tests.server.leftovers import leftovers
 from tests.support import chat_templates, tiny_models, tiny_tokenizers
@@ -77,6 +79,12 @@ def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizers.save(tokenizer, directory)
 
 
+def settings_of(checkpoint: Path, **chosen: Any) -> ServeSettings:
+    """Settings of a server on the CPU and on free ports, unless others are chosen."""
+    usual = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "device": "cpu"}
+    return ServeSettings(model=str(checkpoint), **{**usual, **chosen})
+
+
 class Servers:
     """Servers by checkpoint and settings: three stay alive, but for a module that uses more at once."""
 
@@ -96,11 +104,8 @@ class Servers:
             server = self._running.pop(key)
         else:
             self._stop_unused(self.ALIVE - 1)
-            chosen = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "device": "cpu", **settings}
             self._starts += 1
-            server = Server(
-                ServeSettings(model=str(checkpoint), **chosen), self._logs / f"{self._starts}.log"
-            )
+            server = Server(settings_of(checkpoint, **settings), self._logs / f"{self._starts}.log")
             with mock.patch.dict(os.environ, HISCORE_MODEL_REPOSITORY=str(model_repository)):
                 server.start()
         self._running[key] = server
@@ -161,6 +166,13 @@ def holdable(tmp_path_factory: pytest.TempPathFactory) -> Holdable:
 def server(start_server: StartServer, smollm: Path) -> Server:
     """The default model behind a real tritonserver."""
     return start_server(smollm)
+
+
+@pytest.fixture(scope="module")
+def api(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """The HTTP API in front of the default model."""
+    with api_of(server, tmp_path_factory.mktemp("api") / "api.log") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

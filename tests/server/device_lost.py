@@ -10,7 +10,7 @@ import pytest
 
 from hiscore.launcher import Server
 from hiscore.launcher.repository import TEMPLATES
-from hiscore.settings import ServeSettings
+from tests.server.conftest import settings_of
 from tests.server.leftovers import leftovers
 from tests.server.wire import Refused, over_grpc
 from tests.support.timeouts import wait_until
@@ -44,10 +44,7 @@ def check_that_the_process_ends_and_is_seen(
     with (repository / "scorer/1/model.py").open("a") as model:
         model.write(FAULT.format(label=FAULTY, fault=fault))
     log = tmp_path / "server.log"
-    settings = ServeSettings(
-        model=str(checkpoint), models="scorer", device=device,
-        http_port=0, grpc_port=0, metrics_port=0,
-    )  # fmt: skip
+    settings = settings_of(checkpoint, models="scorer", device=device)
 
     def score(label: int) -> None:
         inputs = {"input_ids": [1, 2, 0, 3, 0], "delimiter_indices": [2, 4], "label_token_ids": [label]}

@@ -10,15 +10,13 @@ from unittest import mock
 from hiscore.launcher import Server
 from hiscore.launcher.repository import CONFIG, model_values, write_repository
 from hiscore.models.support import servable
-from hiscore.settings import ServeSettings
+from tests.server.conftest import settings_of
 
 
 @contextmanager
 def fleet(model: str, checkpoints: Mapping[str, Path], log_path: Path, **settings: Any) -> Iterator[Server]:
     """A server with a model ``MODEL-NAME`` for each checkpoint's name; model: `scorer` or `decode`."""
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    first = str(next(iter(checkpoints.values())))
-    chosen = ServeSettings(model=first, models=model, device="cpu", **ports, **settings)
+    chosen = settings_of(next(iter(checkpoints.values())), models=model, **settings)
 
     def write_all(source: Path, target: Path, values: Any) -> None:
         for name, checkpoint in checkpoints.items():

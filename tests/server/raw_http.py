@@ -9,6 +9,12 @@ from typing import Any
 from tests.support.timeouts import TIMEOUT_S
 
 
+def connect(address: str) -> socket.socket:
+    """address: a host and a port, perhaps of a URL."""
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+
+
 def exchange(address: str, request: bytes, ends: bool = False) -> str:
     """What comes back until the server closes: status line and body; empty if there is nothing but the end.
 
@@ -19,9 +25,8 @@ def exchange(address: str, request: bytes, ends: bool = False) -> str:
     Raises:
         TimeoutError: the server neither answers nor closes.
     """
-    host, port = address.split(":")
     received = b""
-    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
+    with connect(address) as connection:
         try:
             connection.sendall(request)
             if ends:

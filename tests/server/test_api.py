@@ -21,10 +21,10 @@ from hiscore.launcher import LaunchError, Server
 from hiscore.launcher.api import Api
 from hiscore.prompts.rerank import RerankPrompts
 from tests.server.api import api_of, call, wait_for_metric
-from tests.server.raw_http import leak, post
+from tests.server.raw_http import connect, leak, post
 from tests.support.comparison import check, truth_of
 from tests.support.processes import alive
-from tests.support.timeouts import TIMEOUT_S, wait_until
+from tests.support.timeouts import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -143,11 +143,6 @@ def test_compressed_bombs_do_not_explode(api: Api) -> None:
     assert resident(api) - before < 2**26
 
 
-def connected(api: Api) -> socket.socket:
-    host, port = api.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
-
-
 def resident(api: Api) -> int:
     return int(psutil.Process(api.pid).memory_info().rss)
 
@@ -205,7 +200,7 @@ def test_a_stop_waits_for_running_requests(server: Server, tmp_path: Path) -> No
     body = json.dumps({"query": "a " * 300, "texts": [f"{index} " * 100 for index in range(8)]}).encode()
     with api_of(server, tmp_path / "log") as api:
         while True:
-            connection = connected(api)
+            connection = connect(api.url)
             connection.sendall(post("/rerank", body, "Content-Type: application/json"))
             # The control: it is running. If the answer is there already, once more.
             wait_until(lambda: has_begun(connection, api))  # noqa: B023

@@ -1,15 +1,13 @@
 """``make serve`` with API_BACKEND: the HTTP API alone, in front of models that another server has."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import pytest
 
 from hiscore.launcher import Server
 from hiscore_client import ScoreClient
+from tests.server.api import call
 from tests.support.processes import alive
 from tests.support.timeouts import TIMEOUT_S
 
@@ -28,9 +27,17 @@ ROOT = Path(__file__).resolve().parents[2]
 LABELS = [5, 6]
 
 
+@dataclass(frozen=True)
+class Alone:
+    """A launcher's process and its API's URL."""
+
+    process: Any
+    url: str
+
+
 @contextmanager
-def api_alone(backend: str, checkpoint: Path, log: Path, **settings: str) -> Iterator[tuple[Any, str]]:
-    """The launcher's process and the API's URL."""
+def api_alone(backend: str, checkpoint: Path, log: Path, **settings: str) -> Iterator[Alone]:
+    """The HTTP API of a launcher that starts no models."""
     given = {
         "MODEL": str(checkpoint),
         "API_BACKEND": backend,
@@ -52,44 +59,32 @@ def api_alone(backend: str, checkpoint: Path, log: Path, **settings: str) -> Ite
         found = re.search(r"API (http\S+), models at (\S+)", line)
         assert found, f"not ready: {line!r}\n{log.read_text()}"
         assert found.group(2) == backend
-        yield process, found.group(1)
+        yield Alone(process, found.group(1))
     finally:
         process.terminate()
         process.wait(TIMEOUT_S)
 
 
-def ask(url: str, path: str, body: Any = None) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
 def test_the_api_alone_serves_the_models_of_another_server(lm: Server, tiny_lm: Path, tmp_path: Path) -> None:
-    with api_alone(lm.grpc_url, tiny_lm, tmp_path / "log", API_PROCESSES="2") as (process, url):
+    with api_alone(lm.grpc_url, tiny_lm, tmp_path / "log", API_PROCESSES="2") as api:
         body = {"query": "Is it?", "items": [" a", " b"], "label_token_ids": LABELS}
-        status, answer = ask(url, "/v1/score", body)
-        assert status == 200
+        reply = call(api, "/v1/score", body)
         with ScoreClient(lm.grpc_url) as client:
             direct = client.score("Is it?", [" a", " b"], label_token_ids=LABELS)
         # The contract's tolerance: on a CPU, sums depend on the size of a batch.
-        assert np.array(answer["scores"]) == pytest.approx(direct.scores, abs=2e-5)
-        assert ask(url, "/health") == (200, {"status": "ok"})
-        below = psutil.Process(process.pid).children(recursive=True)
+        assert np.array(reply.json["scores"]) == pytest.approx(direct.scores, abs=2e-5)
+        assert call(api, "/health").json == {"status": "ok"}
+        below = psutil.Process(api.process.pid).children(recursive=True)
         assert not [each for each in below if "triton" in each.name()], "no models of its own"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == 0
+        api.process.send_signal(signal.SIGTERM)
+        assert api.process.wait(TIMEOUT_S) == 0
         assert not alive(below)
     assert lm.fault() == ""
 
 
 def test_models_that_are_not_there_are_said_so(tiny_lm: Path, tmp_path: Path) -> None:
     # Nothing listens on the discard port. The API starts all the same: the models may come later.
-    with api_alone("127.0.0.1:9", tiny_lm, tmp_path / "log") as (_, url):
-        assert ask(url, "/health")[0] == 503
-        status, answer = ask(url, "/rerank", {"query": "a", "texts": ["b"]})
-        assert (status, answer["error_type"]) == (503, "Unhealthy")
+    with api_alone("127.0.0.1:9", tiny_lm, tmp_path / "log") as api:
+        assert call(api, "/health").status == 503
+        reply = call(api, "/rerank", {"query": "a", "texts": ["b"]})
+        assert (reply.status, reply.json["error_type"]) == (503, "Unhealthy")

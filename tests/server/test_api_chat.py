@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tests.server.api import api_of, call, wait_for_metric
 from tests.server.counters import read as read_counters
 from tests.server.counters import settled
 from tests.server.generation import over_grpc
-from tests.server.raw_http import leak, post
+from tests.server.raw_http import connect, leak, post
 from tests.server.sse import all_events, events
 from tests.support.client_environment import ask
 from tests.support.comparison import truth_of
@@ -38,12 +37,6 @@ PROMPT = "The capital of France is"
 MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 LIMITS = TokenLimits(8_192, 8_192)
 GREEDY = {"temperature": 0, "max_tokens": 12}
-
-
-@pytest.fixture(scope="module")
-def api(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with api_of(server, tmp_path_factory.mktemp("api") / "api.log") as running:
-        yield running
 
 
 def chat_ids(checkpoint: Path, messages: Any) -> list[int]:
@@ -331,7 +324,7 @@ def test_a_caller_that_leaves_frees_its_sequence(api: Api, server: Server, strea
             next(read)
             wait_until(lambda: held(server) > 0, lambda: "the control: it runs")
     else:
-        with connect(api) as connection:
+        with connect(api.url) as connection:
             connection.sendall(post(TEXT, json.dumps(LONG).encode(), "Content-Type: application/json"))
             wait_until(lambda: held(server) > 0, lambda: "the control: it runs")
     wait_until(lambda: held(server) == 0, lambda: "it still runs")
@@ -340,15 +333,10 @@ def test_a_caller_that_leaves_frees_its_sequence(api: Api, server: Server, strea
     wait_for_metric(api, f'route="{TEXT}",status="499"')
 
 
-def connect(api: Api) -> socket.socket:
-    host, port = api.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
-
-
 def test_a_reader_that_does_not_read_holds_up_nobody(lm: Server, tmp_path: Path) -> None:
     # Log-probabilities make events large, so that what nobody reads soon fills the connection.
     body = {**LONG, "max_tokens": 1_000, "logprobs": 20, "stream": True}
-    with api_of(lm, tmp_path / "log", labels=("a", "b")) as api, connect(api) as connection:
+    with api_of(lm, tmp_path / "log", labels=("a", "b")) as api, connect(api.url) as connection:
         before = psutil.Process(api.pid).memory_info().rss
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         connection.sendall(post(TEXT, json.dumps(body).encode(), "Content-Type: application/json"))

@@ -1,6 +1,5 @@
 """`decode` behind a real tritonserver: streams over gRPC and HTTP, bad input, cancellation, deadlines, metrics."""
 
-import asyncio
 import json
 import re
 import shutil
@@ -21,10 +20,9 @@ from transformers import AutoTokenizer
 
 from hiscore.decoding.engine.stats import GAUGES
 from hiscore.launcher import Server
-from hiscore.settings import ServeSettings
-from hiscore_client import AsyncScoreClient, DeadlineExceeded, InvalidRequest, RetryPolicy, ScoreClient
+from hiscore_client import ScoreClient
 from tests.server import counters
-from tests.server.conftest import StartServer
+from tests.server.conftest import StartServer, settings_of
 from tests.server.generation import WAYS, Generation, grpc_stream, http_stream, over_grpc, tensors
 from tests.server.leftovers import leftovers
 from tests.server.wire import Refused
@@ -271,50 +269,8 @@ def test_a_full_queue_is_unavailable(decode: Server) -> None:
     wait_until(lambda: counters.read(decode)["decode", "hiscore_rejects_total"] >= len(refused))
 
 
-def test_the_client_streams_and_leaving_its_loop_cancels(decode: Server, tiny_lm: Path) -> None:
-    expected = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
-    with ScoreClient(decode.grpc_url, retry=RetryPolicy(attempts=1)) as client:
-        client.wait_ready(TIMEOUT_S, ["decode"])
-        chunks = list(client.generate(PROMPT, max_tokens=30, ignore_eos=True))
-        assert [token for chunk in chunks for token in chunk.token_ids] == expected.ids
-        assert "".join(chunk.text for chunk in chunks) == expected.text
-        assert [chunk.finish_reason for chunk in chunks[-2:]] == ["", "length"]
-        for _ in client.generate(PROMPT, **LONG):
-            break
-        wait_until(lambda: not any(gauges(decode).values()))
-        with pytest.raises(InvalidRequest, match="'top_p' must be"):
-            next(client.generate(PROMPT, top_p=2.0))
-        with pytest.raises(DeadlineExceeded):
-            list(client.generate(PROMPT, timeout=0.2, **LONG))
-        wait_until(lambda: not any(gauges(decode).values()))
-
-    async def run() -> list[int]:
-        async with AsyncScoreClient(decode.grpc_url) as client:
-            async for _ in client.generate(PROMPT, **LONG):
-                break
-            streams = [collect(client) for _ in range(STREAMS)]
-            return [token for ids in await asyncio.gather(*streams) for token in ids]
-
-    async def collect(client: AsyncScoreClient) -> list[int]:
-        chunks = client.generate("Is this a fruit?", max_tokens=12, ignore_eos=True)
-        return [token async for chunk in chunks for token in chunk.token_ids]
-
-    assert (
-        asyncio.run(run())
-        == over_grpc(decode, {"text_input": "Is this a fruit?"}, max_tokens=12, ignore_eos=True).ids * STREAMS
-    )
-
-
 def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Path, tmp_path: Path) -> None:
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    settings = ServeSettings(
-        model=str(tiny_llama),
-        models="decode",
-        device="cpu",
-        host_kv_bytes=2**28,
-        drain_timeout_s=TIMEOUT_S,
-        **ports,
-    )
+    settings = settings_of(tiny_llama, models="decode", host_kv_bytes=2**28, drain_timeout_s=TIMEOUT_S)
     server = Server(settings, tmp_path / "log")
     with ExitStack() as stack:
         stack.enter_context(server)

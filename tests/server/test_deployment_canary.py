@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from hiscore.launcher import Server, repository
-from hiscore.settings import ServeSettings
-from tests.server.conftest import StartServer
+from tests.server.conftest import StartServer, settings_of
 from tests.support.deployment import DOCKER
 from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 SCORING = "score, tokenizer, scorer"
+ALL = {"models": "score,tokenizer,scorer,decode", "query_cache_bytes": 2**24, "max_streams": 2}
 
 
 def canary(url: str, models: str, seconds: int = TIMEOUT_S) -> int:
@@ -58,9 +58,7 @@ def test_a_server_that_answers_lives(lm: Server, models: str) -> None:
 @pytest.mark.parametrize("models", [SCORING, "decode"])
 def test_a_server_that_refuses_lives(start_server: StartServer, tiny_lm: Path, models: str) -> None:
     with mock.patch.object(repository, "text_bytes", return_value=len("canary") - 1):
-        narrow = start_server(
-            tiny_lm, models="score,tokenizer,scorer,decode", query_cache_bytes=2**24, max_streams=2
-        )
+        narrow = start_server(tiny_lm, **ALL)
     assert canary(narrow.grpc_url, models) == 0
 
 
@@ -71,17 +69,7 @@ def test_nobody_there_is_dead(nobody: str, models: str) -> None:
 
 
 def test_a_model_that_hangs_is_dead_whatever_readiness_says(tiny_lm: Path, tmp_path: Path) -> None:
-    settings = ServeSettings(
-        model=str(tiny_lm),
-        models="score,tokenizer,scorer,decode",
-        device="cpu",
-        query_cache_bytes=2**24,
-        max_streams=2,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-    )
-    with Server(settings, tmp_path / "log") as server:
+    with Server(settings_of(tiny_lm, **ALL), tmp_path / "log") as server:
         frozen: list[psutil.Process] = []
         assert canary(server.grpc_url, SCORING) == canary(server.grpc_url, "decode") == 0
         assert not server.fault()

@@ -2,14 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
-from tests.server.api import api_of
 from tests.support.client_environment import ROOT, run
 
 pytestmark = pytest.mark.server
@@ -30,12 +28,6 @@ EXAMPLES = [
     for page in PAGES
     for index, (language, text) in enumerate(blocks(page))
 ]
-
-
-@pytest.fixture(scope="module")
-def api(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with api_of(server, tmp_path_factory.mktemp("api") / "api.log") as running:
-        yield running
 
 
 def test_every_route_has_a_page_with_examples() -> None:

@@ -6,7 +6,6 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -15,19 +14,13 @@ from hiscore.launcher import LaunchError, Server
 from hiscore.launcher import choice as launcher_choice
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.ports import Ports
-from hiscore.settings import ServeSettings
-from tests.server.conftest import StartServer
+from tests.server.conftest import StartServer, settings_of
 from tests.server.leftovers import leftovers, processes
 from tests.support.processes import alive
 from tests.support.tiers import first_of
 from tests.support.timeouts import wait_until
 
 pytestmark = pytest.mark.server
-
-
-def settings(checkpoint: Path, **changes: Any) -> ServeSettings:
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    return ServeSettings(model=str(checkpoint), device="cpu", **{**ports, **changes})
 
 
 def children() -> set[int]:
@@ -37,7 +30,7 @@ def children() -> set[int]:
 @pytest.mark.exhaustive
 def test_three_starts_and_stops_leave_nothing(tiny_llama: Path, tmp_path: Path) -> None:
     for _ in range(3):
-        with Server(settings(tiny_llama), tmp_path / "server.log") as server:
+        with Server(settings_of(tiny_llama), tmp_path / "server.log") as server:
             name = server.name
             assert server.models == ("scorer", "decode")
             # The control: what the check below does not find is there now.
@@ -64,7 +57,7 @@ def test_a_free_port_that_gets_taken_is_chosen_anew(
             return ports
 
         monkeypatch.setattr(Ports, "choose", choose_and_lose_one)
-        with Server(settings(tiny_llama, models="scorer"), tmp_path / "server.log") as server:
+        with Server(settings_of(tiny_llama, models="scorer"), tmp_path / "server.log") as server:
             assert server.ports == chosen[1] != chosen[0]
 
 
@@ -76,7 +69,7 @@ def test_a_model_that_does_not_load_gives_its_reason(tiny_llama: Path, tmp_path:
     before = children()
     log_path = tmp_path / "server.log"
     with pytest.raises(LaunchError, match=r"before it was ready: it ended with exit code 1") as raised:
-        Server(settings(broken, models="scorer"), log_path).start()
+        Server(settings_of(broken, models="scorer"), log_path).start()
     assert "cannot be read as safetensors" in str(raised.value)
     assert str(log_path) in str(raised.value)
     assert children() <= before
@@ -98,7 +91,7 @@ def test_crashes_of_triton_itself_at_the_start_get_further_tries(
     )
     wrapper.chmod(0o755)
     monkeypatch.setattr(launcher_choice, "find_distribution", lambda: replace(wheel, tritonserver=wrapper))
-    server = Server(settings(tiny_llama, models="scorer"), tmp_path / "server.log")
+    server = Server(settings_of(tiny_llama, models="scorer"), tmp_path / "server.log")
     if crashes == 2:
         with server:
             assert not server.fault()
@@ -111,7 +104,7 @@ def test_crashes_of_triton_itself_at_the_start_get_further_tries(
 
 
 def test_a_model_that_dies_right_after_the_start_is_missed(tiny_llama: Path, tmp_path: Path) -> None:
-    with Server(settings(tiny_llama, models="scorer"), tmp_path / "server.log") as server:
+    with Server(settings_of(tiny_llama, models="scorer"), tmp_path / "server.log") as server:
         (stub,) = (child for child in psutil.Process(server.pid).children() if "stub" in child.name())
         stub.kill()
         wait_until(lambda: not alive([stub]))

@@ -8,7 +8,8 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from tests.support.deployment import (
     rules,
     scaling_queries,
 )
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
@@ -109,14 +110,14 @@ def prometheus(
 
 
 def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
+    def is_ready() -> bool:
+        assert process.poll() is None, log.read_text()
+        with suppress(OSError):
             urllib.request.urlopen(f"http://{address}/-/ready", timeout=TIMEOUT_S).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    pytest.fail(f"Prometheus does not come up: {log.read_text()}")
+            return True
+        return False
+
+    wait_until(is_ready, log.read_text)
 
 
 def ask(address: str, query: str) -> list[float]:
@@ -148,47 +149,37 @@ def work(server: Server) -> None:
         assert len([*client.generate("once upon a time " * 20, max_tokens=8, ignore_eos=True)]) > 0
 
 
-def test_every_query_answers(prometheus: str, whole: Server) -> None:
-    waiting = {
-        where: query
-        for where, query in (*dashboard_queries(), *scaling_queries())
-        if not GPU_METRIC.search(query)
-    }
-    assert len(waiting) > 20
-    deadline = time.monotonic() + TIMEOUT_S
-    while waiting and time.monotonic() < deadline:
-        work(whole)
+def wait_for(address: str, server: Server, query: str, is_right: Callable[[float], bool]) -> None:
+    """Give a server work until a query has such a value."""
+
+    def answers() -> bool:
+        if any(map(is_right, ask(address, query))):
+            return True
+        work(server)
         time.sleep(0.5)
-        waiting = {
-            where: query
-            for where, query in waiting.items()
-            if not any(math.isfinite(value) for value in ask(prometheus, query))
-        }
-    assert waiting == {}
+        return False
+
+    wait_until(answers, lambda: query)
+
+
+def test_every_query_answers(prometheus: str, whole: Server) -> None:
+    queries = {query for _, query in (*dashboard_queries(), *scaling_queries())}
+    waiting = sorted(query for query in queries if not GPU_METRIC.search(query))
+    assert len(waiting) > 20
+    for query in waiting:
+        wait_for(prometheus, whole, query, math.isfinite)
 
 
 def test_each_part_of_a_text_call_tells_its_time(prometheus: str, whole: Server) -> None:
-    waiting = {"score", "scorer"}
-    deadline = time.monotonic() + TIMEOUT_S
-    while waiting and time.monotonic() < deadline:
-        work(whole)
-        time.sleep(0.5)
-        waiting = {
-            model
-            for model in waiting
-            if not any(
-                value > 0 for value in ask(prometheus, f'hiscore_launch_seconds_total{{model="{model}"}}')
-            )
-        }
-    assert waiting == set()
+    for model in ("score", "scorer"):
+        query = f'hiscore_launch_seconds_total{{model="{model}"}}'
+        wait_for(prometheus, whole, query, lambda seconds: seconds > 0)
 
 
 def test_requests_of_the_http_api_are_there(prometheus: str, api: Api) -> None:
     assert call(api, "/rerank", {"query": "a", "texts": ["b"]}).status == 200
     query = 'hiscore_api_requests_total{job="hiscore-api",route="/rerank",status="200"}'
-    deadline = time.monotonic() + TIMEOUT_S
-    while not ask(prometheus, query) and time.monotonic() < deadline:
-        time.sleep(0.5)
+    wait_until(lambda: bool(ask(prometheus, query)))
     assert ask(prometheus, query) == [1]
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
-from tests.server.api import api_of
 from tests.server.conftest import StartServer
 from tests.support import tiny_models, tiny_tokenizers
 from tests.support.timeouts import TIMEOUT_S
@@ -25,12 +24,6 @@ RECIPES = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | r
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REWARD, NEEDS_GPUS = "A reward model", {"Two GPUs"}
 LONG = {"Rerank 1,000 documents", "A data set, offline"}
-
-
-@pytest.fixture(scope="module")
-def api(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with api_of(server, tmp_path_factory.mktemp("api") / "api.log") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,11 @@ from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server, command
 from hiscore.launcher.api import Api
-from hiscore.settings import ServeSettings
 from hiscore_client import HiscoreError, ScoreClient
 from hiscore_client.retry import RetryPolicy
 from tests.client.cli.command import run
 from tests.server.api import api_of
-from tests.server.conftest import StartServer
+from tests.server.conftest import StartServer, settings_of
 from tests.support.certificates import Certificate, make_ca, sign
 from tests.support.timeouts import TIMEOUT_S
 
@@ -128,9 +127,7 @@ def test_control_a_key_that_can_be_sent_would_open_it(
 ) -> None:
     monkeypatch.setattr(command, "UNSENDABLE", "")
     monkeypatch.setattr(command.secrets, "token_hex", lambda size: "a" * 2 * size)
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    settings = ServeSettings(model=str(tiny_llama), models="scorer", device="cpu", **ports)
-    with Server(settings, tmp_path / "log") as server:
+    with Server(settings_of(tiny_llama, models="scorer"), tmp_path / "log") as server:
         assert http_status(server, f"hiscore: {'a' * 32}") == "200"
 
 

@@ -15,7 +15,7 @@ from hiscore.launcher import Server
 from tests.server.counters import read, settled
 from tests.server.footprint import UNDER_WAY, footprint
 from tests.server.generation import over_grpc
-from tests.server.raw_http import post
+from tests.server.raw_http import connect, post
 from tests.server.test_abuse_grpc import GOOD, request_of
 from tests.server.test_abuse_http import DECODE, GOOD_ONES
 from tests.server.test_decode_stream import gauges
@@ -51,11 +51,6 @@ def tokens(abused: Server) -> int:
     return read(abused)["decode", "hiscore_decode_tokens_total"]
 
 
-def connect(abused: Server) -> socket.socket:
-    host, port = abused.http_address.split(":")
-    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
-
-
 def read_all(connection: socket.socket) -> bytes:
     received = b""
     while block := connection.recv(65_536):
@@ -66,7 +61,7 @@ def read_all(connection: socket.socket) -> bytes:
 def test_requests_that_come_byte_by_byte_are_answered_and_hold_up_nobody(abused: Server) -> None:
     line, request = GOOD_ONES["JSON"][:SPLIT], GOOD_ONES["JSON"][SPLIT:]
     with ExitStack() as stack:
-        slow = [stack.enter_context(connect(abused)) for _ in range(SLOW)]
+        slow = [stack.enter_context(connect(abused.http_address)) for _ in range(SLOW)]
         for connection in slow:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Triton's HTTP library takes a path that comes in pieces for another one, which gets an error.
@@ -83,14 +78,14 @@ def test_requests_that_come_byte_by_byte_are_answered_and_hold_up_nobody(abused:
 def test_half_a_request_is_forgotten_with_its_connection(abused: Server) -> None:
     with ExitStack() as stack:
         for number in range(GONE):
-            connection = stack.enter_context(connect(abused))
+            connection = stack.enter_context(connect(abused.http_address))
             request = list(GOOD_ONES.values())[number % len(GOOD_ONES)]
             connection.sendall(request[: 1 + number * (len(request) - 2) // GONE])
         others_are_served(abused)
 
 
 def test_a_stream_over_http_that_nobody_reads_goes_on_and_holds_up_nobody(abused: Server) -> None:
-    with closing(connect(abused)) as connection:
+    with closing(connect(abused.http_address)) as connection:
         settled(abused)
         before = tokens(abused)
         connection.sendall(STREAM)
@@ -128,7 +123,7 @@ def test_a_stream_over_grpc_that_nobody_reads_goes_on_and_holds_up_nobody(abused
 @pytest.mark.parametrize("how", ["reset", "close"])
 def test_readers_that_vanish_in_the_middle_free_what_their_streams_held(abused: Server, how: str) -> None:
     with ExitStack() as stack:
-        connections = [stack.enter_context(connect(abused)) for _ in range(GONE)]
+        connections = [stack.enter_context(connect(abused.http_address)) for _ in range(GONE)]
         for connection in connections:
             connection.sendall(STREAM)
         first = connections[0].recv(1)

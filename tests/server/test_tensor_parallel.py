@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ def _stuck(self, requests):
 
 TritonPythonModel.execute = _stuck
 """
+PROMPTS = [np.random.default_rng(seed).integers(3, tiny_dsa.VOCABULARY, 60).tolist() for seed in range(4)]
 SHAPES = [(13, [3, 7, 7, 0]), (0, [2, 90]), (200, [31, 64, 1]), (1, [5])]
 
 
@@ -123,10 +125,10 @@ def test_other_families_score_and_generate_as_on_one_rank(family: str, several: 
     both = []
     for ranks in (1, several):
         # One server after the other: ranks are processes of a third of a GiB each.
-        with servers(tmp_path) as start, ThreadPoolExecutor(4) as pool:
+        with servers(tmp_path) as start:
             server = start(checkpoint, tensor_parallel=ranks, max_batch_tokens=BUDGET, **settings)
-            streams = list(pool.map(partial(stream, server.grpc_url, tokens=12), range(4)))
-            both.append((answers(server, calls, True), streams))
+            generated = streams(server, PROMPTS, tokens=12)
+            both.append((answers(server, calls, True), generated))
     (scores, tokens), (found, others) = both
     for one, other in zip(scores, found, strict=True):
         np.testing.assert_allclose(other.scores, one.scores, atol=INVARIANCE, rtol=0)
@@ -135,33 +137,22 @@ def test_other_families_score_and_generate_as_on_one_rank(family: str, several: 
     assert len({tuple(each) for each in tokens}) == 4
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+HOW = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+
+
+@HOW
 def test_a_lost_rank_ends_the_instance_and_all_of_it_is_restored(
     how: signal.Signals, tiny_llama: Path, tmp_path: Path
 ) -> None:
     with watched(tiny_llama, tmp_path / "log", MODELS="scorer", TENSOR_PARALLEL="4") as server:
         check_four_ranks(server)
-        stub = server.stub("scorer")
-        ranks = [stub, *followers(stub)]
-        stop = Event()
-        with triton.InferenceServerClient(server.address) as client, ThreadPoolExecutor(4) as pool:
-            calls = [pool.submit(until_error, lambda: score(client, 100), stop) for _ in range(4)]
-            time.sleep(0.5)
-            assert not any(call.done() for call in calls)
-            ranks[2].send_signal(how)
-            server.wait(lambda: server.get("/readyz")[0] == 503)
-            try:
-                assert all(call.result(TIMEOUT_S) for call in calls)
-            finally:
-                stop.set()
-        server.wait(lambda: server.get("/readyz")[0] == 200)
-        assert server.restarts() == 1
-        assert not any(rank.is_running() for rank in ranks)
+        with triton.InferenceServerClient(server.address) as client:
+            check_a_lost_rank(server, "scorer", 2, how, [lambda: score(client, 100)] * 4)
         check_four_ranks(server)
     # `watched` has stopped the server, and looked for processes and shared memory that are left.
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+@HOW
 def test_a_lost_rank_of_decode_ends_every_stream_and_all_of_it_is_restored(
     how: signal.Signals, latents: Path, tmp_path: Path
 ) -> None:
@@ -172,28 +163,33 @@ def test_a_lost_rank_of_decode_ends_every_stream_and_all_of_it_is_restored(
         **{key.upper(): str(of) for key, of in SMALL.items()},
     }
     with watched(latents, tmp_path / "log", **settings) as server:
-        assert len(stream(server.address, 1)) == TOKENS
-        stub = server.stub("decode")
-        (follower,) = followers(stub)
-        stop = Event()
-        with ThreadPoolExecutor(3) as pool:
-            calls = [
-                pool.submit(until_error, partial(stream, server.address, seed, 400), stop)
-                for seed in range(3)
-            ]
-            time.sleep(0.5)
-            assert not any(call.done() for call in calls)
-            follower.send_signal(how)
-            server.wait(lambda: server.get("/readyz")[0] == 503)
-            try:
-                assert all(call.result(TIMEOUT_S) for call in calls)
-            finally:
-                stop.set()
-        server.wait(lambda: server.get("/readyz")[0] == 200)
-        assert server.restarts() == 1
-        assert not any(rank.is_running() for rank in (stub, follower))
+        assert len(stream(server.address, PROMPTS[1])) == TOKENS
+        calls = [partial(stream, server.address, prompt, 400) for prompt in PROMPTS[:3]]
+        check_a_lost_rank(server, "decode", 1, how, calls)
         assert len(followers(server.stub("decode"))) == 1
-        assert len(stream(server.address, 1)) == TOKENS
+        assert len(stream(server.address, PROMPTS[1])) == TOKENS
+
+
+def check_a_lost_rank(
+    server: Watched, model: str, rank: int, how: signal.Signals, calls: Sequence[Callable[[], object]]
+) -> None:
+    """Every call gets its error, and other processes come back."""
+    stub = server.stub(model)
+    ranks = [stub, *followers(stub)]
+    stop = Event()
+    with ThreadPoolExecutor(len(calls)) as pool:
+        running = [pool.submit(until_error, call, stop) for call in calls]
+        time.sleep(0.5)
+        assert not any(call.done() for call in running)
+        ranks[rank].send_signal(how)
+        server.wait(lambda: server.get("/readyz")[0] == 503)
+        try:
+            assert all(call.result(TIMEOUT_S) for call in running)
+        finally:
+            stop.set()
+    server.wait(lambda: server.get("/readyz")[0] == 200)
+    assert server.restarts() == 1
+    assert not any(each.is_running() for each in ranks)
 
 
 def check_four_ranks(server: Watched) -> None:
@@ -222,43 +218,38 @@ def test_both_models_are_divided_and_generate_the_tokens_of_one_rank(tiny_lm: Pa
     prompts = ["A fruit is", "Once upon a time there was " * 12, "1, 2, 3,", "def f(x):\n    return "]
     both = []
     for ranks in (1, 2):
-        with servers(tmp_path) as start, ThreadPoolExecutor(len(prompts)) as pool:
+        with servers(tmp_path) as start:
             server = start(tiny_lm, tensor_parallel=ranks, **settings)
-            both.append(list(pool.map(partial(generated, server), prompts)))
+            both.append(streams(server, prompts))
             with ScoreClient(server.grpc_url) as client:
                 scored = client.score("Is it a fruit? ", ["apple", "stone"], label_token_ids=[7, 9])
                 assert scored.scores.shape == (2, 2)
-    assert both[0] == both[1]
-    assert all(len(tokens) == TOKENS for tokens in both[0])
-    # They are not all alike, or the comparison would say nothing.
-    assert len({tuple(tokens) for tokens in both[0]}) == len(prompts)
+    check_tokens(*both)
 
 
 def test_ranks_that_share_latents_generate_the_tokens_of_one(latents: Path, tmp_path: Path) -> None:
     """DeepSeek's geometry; most of what a step attends to is on the host, on one rank or the other."""
     both = []
     for ranks in (1, 2):
-        with servers(tmp_path) as start, ThreadPoolExecutor(4) as pool:
-            server = start(latents, models="decode", tensor_parallel=ranks, **SMALL)
-            both.append(list(pool.map(partial(stream, server.grpc_url), range(4))))
-    assert both[0] == both[1]
-    assert all(len(tokens) == TOKENS for tokens in both[0])
-    assert len({tuple(tokens) for tokens in both[0]}) == 4
+        with servers(tmp_path) as start:
+            both.append(streams(start(latents, models="decode", tensor_parallel=ranks, **SMALL), PROMPTS))
+    check_tokens(*both)
 
 
-def stream(address: str, seed: int, tokens: int = TOKENS) -> list[int]:
-    """The tokens of a greedy generation behind a prompt of 60 tokens."""
-    prompt = np.random.default_rng(seed).integers(3, tiny_dsa.VOCABULARY, 60).tolist()
+def check_tokens(one: list[list[int]], others: list[list[int]]) -> None:
+    assert one == others
+    assert all(len(tokens) == TOKENS for tokens in one)
+    # They are not all alike, or the comparison would say nothing.
+    assert len({tuple(tokens) for tokens in one}) == len(one)
+
+
+def stream(address: str, prompt: str | list[int], tokens: int = TOKENS) -> list[int]:
+    """The tokens of a greedy generation."""
     with ScoreClient(address) as client:
-        chunks = client.generate(
-            prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0, timeout=TIMEOUT_S
-        )
+        chunks = client.generate(prompt, max_tokens=tokens, ignore_eos=True, timeout=TIMEOUT_S)
         return [token for chunk in chunks for token in chunk.token_ids]
 
 
-def generated(server: Server, prompt: str) -> list[int]:
-    with ScoreClient(server.grpc_url) as client:
-        chunks = list(
-            client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0, timeout=TIMEOUT_S)
-        )
-    return [token for chunk in chunks for token in chunk.token_ids]
+def streams(server: Server, prompts: Sequence[str | list[int]], tokens: int = TOKENS) -> list[list[int]]:
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(partial(stream, server.grpc_url, tokens=tokens), prompts))

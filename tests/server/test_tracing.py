@@ -17,6 +17,7 @@ from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from hiscore_client import InvalidRequest, ScoreClient
 from tests.server.api import api_of, call
+from tests.server.conftest import settings_of
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
@@ -54,13 +55,9 @@ def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What a server has exported by its end, of five calls, four of which belong to traces of their callers."""
     log = tmp_path_factory.mktemp("tracing") / "server.log"
     with collector() as (url, got):
-        settings = ServeSettings(
-            model=str(tiny_lm),
+        settings = settings_of(
+            tiny_lm,
             models="score,scorer",
-            device="cpu",
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
             query_cache_bytes=0,
             canary_seconds=0,
             trace_url=url,

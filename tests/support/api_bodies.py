@@ -41,3 +41,4 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [{"messages": MESSAGES}],
 }
 """By path. A new route gets its row here, and with it all the tests of bad input."""
+CASES = [(path, body) for path, bodies in BODIES.items() for body in bodies]

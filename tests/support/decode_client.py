@@ -28,6 +28,7 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     end: str | RequestError | None = None
+    usage: tuple[int, int, int] = (0, 0, 0)
 
 
 class Client:
@@ -57,6 +58,7 @@ class Client:
                 outcome.tokens += output.token_ids
                 outcome.text += output.text
                 outcome.end = output.finish_reason or None
+                outcome.usage = output.usage
             self._changed.notify_all()
         self.hook(outcome)
 

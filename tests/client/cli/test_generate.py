@@ -13,7 +13,7 @@ import pytest
 from hiscore_client import RetryPolicy, config
 from tests.client.cli.command import COMMAND, lines, run
 from tests.client.cli.test_score import on_terminal
-from tests.client.faulty_server import FaultyServer, refuse, until_cancelled, when
+from tests.client.faulty_server import FaultyServer, until_cancelled, when
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
 TEXT = "The größte 🍎"
@@ -97,24 +97,6 @@ def test_json_lines_keep_their_order_and_a_failure_its_place(url: str, server: F
     assert found.pop(7)["error"]["message"].startswith("'prompt' holds an id beyond")
     assert [line.pop("id") for line in found] == [n for n in range(20) if n not in (7, 8)]
     assert all(without_request_id(line) == RESULT for line in found)
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "exit_code"),
-    [
-        ("INVALID_ARG", "no", 2),
-        ("UNAVAILABLE", "Request timeout expired in the queue", 5),
-        ("INTERNAL", "no", 1),
-    ],
-)
-def test_the_exit_code_says_what_failed(
-    url: str, server: FaultyServer, code: str, message: str, exit_code: int
-) -> None:
-    server.stream[1:] = [refuse(code, message)]
-    done = run("generate", "a", url=url)
-    assert done.returncode == exit_code
-    assert message in done.stderr.decode()
-    assert b"Traceback" not in done.stderr
 
 
 def test_nobody_there_is_3_and_two_sources_of_prompts_are_2(

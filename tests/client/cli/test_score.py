@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ import pytest
 from rich.console import Console
 
 import hiscore_client
-from hiscore_client import RetryPolicy, config
 from hiscore_client.cli import show
 from tests.client.cli.command import COMMAND, lines, run, run_process
 from tests.client.faulty_server import FaultyServer, abort, checksum, until_cancelled, when
@@ -163,22 +161,6 @@ def test_the_exit_code_is_that_of_the_first_failure(url: str, server: FaultyServ
     done = run("score", *LABELS, "--in-flight", "1", url=url, stdin=stdin)
     assert done.returncode == 1
     assert [line.get("error", {}).get("message") for line in lines(done.stdout)] == ["broken", "bad", None]
-
-
-@pytest.fixture
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "RetryPolicy", partial(RetryPolicy, first_pause=0.001))
-
-
-@pytest.mark.usefixtures("_short_pauses")
-def test_a_server_that_stays_full_is_code_4(url: str, server: FaultyServer) -> None:
-    server.faults.extend([abort("UNAVAILABLE", "Exceeds maximum queue size")] * 5)
-    assert run("score", *QUESTION, "apple", url=url).returncode == 4
-
-
-def test_the_deadline_is_code_5(url: str, server: FaultyServer) -> None:
-    server.faults.append(until_cancelled)
-    assert run("score", *QUESTION, "apple", "--timeout", "0.1", url=url).returncode == 5
 
 
 @pytest.mark.slow

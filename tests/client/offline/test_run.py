@@ -20,7 +20,7 @@ from hiscore_client.offline.shards import Shard
 from hiscore_client.offline.worker import score_shard
 from hiscore_client.records import ScoreRecord
 from hiscore_client.retry import RetryPolicy
-from tests.client.faulty_server import Fault, FaultyServer, abort, checksum, serving
+from tests.client.faulty_server import FaultyServer, abort, checksum, serving, when
 from tests.support.timeouts import TIMEOUT_S
 
 BACKOFF = server_pool.BACKOFF
@@ -62,15 +62,6 @@ def assert_complete(source: Path) -> None:
     assert (source.parent / "out" / SUCCESS).exists()
 
 
-def four_at_once(server: FaultyServer) -> Fault:
-    def wait(context: Any) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while server.most_running < 4 and time.monotonic() < end:
-            time.sleep(0.005)
-
-    return wait
-
-
 def test_all_rows_with_so_many_calls_at_once(source: Path, server: FaultyServer, url: str) -> None:
     server.work_seconds = 0.02
     assert run(source, RunOptions((url,), in_flight=3)) == offline.Summary(12, 0, 0, 3)
@@ -78,7 +69,7 @@ def test_all_rows_with_so_many_calls_at_once(source: Path, server: FaultyServer,
     assert server.most_running <= 3
     # The control: the bound is what held them back. These wait for each other.
     server.most_running = 0
-    server.faults.extend([four_at_once(server)] * 5)
+    server.faults.extend([when(lambda: server.most_running >= 4)] * 5)
     (source.parent / "out" / "part-00000000.jsonl").unlink()
     run(source, RunOptions((url,), in_flight=5))
     assert server.most_running > 3

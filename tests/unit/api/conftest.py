@@ -57,3 +57,15 @@ def make_client(make_settings: MakeSettings) -> Iterator[MakeClient]:
 @pytest.fixture
 def client(make_client: MakeClient) -> TestClient:
     return make_client()
+
+
+@pytest.fixture
+def description(client: TestClient) -> Any:
+    return client.get("/openapi.json").json()
+
+
+def schema_of(description: Any, path: str, answer: bool = False) -> Any:
+    """The schema of a route's body or answer, in its OpenAPI description."""
+    operation = description["paths"][path]["post"]
+    content = (operation["responses"]["200"] if answer else operation["requestBody"])["content"]
+    return {**content["application/json"]["schema"], "components": description["components"]}

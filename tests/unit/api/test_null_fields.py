@@ -7,28 +7,24 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.client.faulty_server import FaultyServer
-from tests.support.api_bodies import BODIES, MESSAGES, PAIRS, RERANK
+from tests.support.api_bodies import CASES, MESSAGES, PAIRS, RERANK
+from tests.unit.api.conftest import schema_of
 
-CASES = [(path, body) for path, bodies in BODIES.items() for body in bodies]
 NAMES = [f"{path}-{index}" for index, (path, _) in enumerate(CASES)]
 
 
-def schema_of(client: TestClient, path: str) -> Any:
-    description = client.get("/openapi.json").json()
-    schema = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    return {**schema, "components": description["components"]}
-
-
 @pytest.mark.parametrize(("path", "body"), CASES, ids=NAMES)
-def test_it_is_as_if_it_were_not_there(client: TestClient, path: str, body: dict[str, Any]) -> None:
+def test_it_is_as_if_it_were_not_there(
+    client: TestClient, description: Any, path: str, body: dict[str, Any]
+) -> None:
     with_nulls = {"lora_path": None, **body, "web_search_options": None}
-    jsonschema.validate(with_nulls, schema_of(client, path))
+    jsonschema.validate(with_nulls, schema_of(description, path))
     assert client.post(path, json=with_nulls).status_code == client.post(path, json=body).status_code == 200
 
 
 @pytest.mark.parametrize(("path", "body"), CASES, ids=NAMES)
 def test_control_with_a_value_it_is_refused_by_name(
-    client: TestClient, models: FaultyServer, path: str, body: dict[str, Any]
+    client: TestClient, models: FaultyServer, description: Any, path: str, body: dict[str, Any]
 ) -> None:
     for value in ("", 0, False, [], {}, "null"):
         wrong = {**body, "known_to_nobody": None, "lora_path": value}
@@ -36,7 +32,7 @@ def test_control_with_a_value_it_is_refused_by_name(
         assert reply.status_code == 400
         assert "'lora_path' is not a field that this route knows" in reply.text
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, schema_of(client, path))
+            jsonschema.validate(wrong, schema_of(description, path))
     assert not models.requests
 
 

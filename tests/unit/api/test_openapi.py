@@ -8,17 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.support.api_bodies import BODIES
-
-
-@pytest.fixture
-def description(client: TestClient) -> Any:
-    return client.get("/openapi.json").json()
-
-
-def schema_of(description: Any, path: str, answer: bool = False) -> Any:
-    operation = description["paths"][path]["post"]
-    content = (operation["responses"]["200"] if answer else operation["requestBody"])["content"]
-    return {**content["application/json"]["schema"], "components": description["components"]}
+from tests.unit.api.conftest import schema_of
 
 
 def test_every_reference_leads_somewhere(description: Any) -> None:

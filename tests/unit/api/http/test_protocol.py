@@ -21,7 +21,7 @@ from hiscore.api.http.protocol import MAX_HEADER_BYTES, MAX_WAITING, LimitedProt
 from hiscore.settings import ApiProcessSettings
 from tests.client.faulty_server import DEFAULT_STREAM, FaultyServer, until_cancelled
 from tests.server.raw_http import post
-from tests.support.api_bodies import BODIES
+from tests.support.api_bodies import CASES
 from tests.support.timeouts import TIMEOUT_S, wait_until
 from tests.unit.api.conftest import MakeClient, MakeSettings
 
@@ -32,7 +32,6 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:
 HEADER_TIMEOUT_S = 1
 # A reset may overtake the answer.
 REFUSED = [b"400", b""]
-CASES = [(path, body) for path, bodies in BODIES.items() for body in bodies]
 
 
 @contextmanager

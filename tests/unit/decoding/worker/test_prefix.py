@@ -143,6 +143,7 @@ def test_a_prefix_that_runs_is_found_too(make: Any, selector: str) -> None:
         client.wait(second)
         assert client.stats.cached_tokens == 128
     assert [first.tokens, second[0].tokens] == alone
+    assert (first.usage, second[0].usage) == ((150, 0, 60), (140, 128, 60))
     assert seen.prefilled == 150 + 140 - 128
 
 
