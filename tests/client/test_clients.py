@@ -304,7 +304,7 @@ def test_wait_ready_returns_once_the_models_are(twin: Twin, server: FaultyServer
 
 
 def test_wait_ready_ends_with_its_timeout(dead_twin: Twin) -> None:
-    with pytest.raises(ServerUnreachable, match="not ready after 0.1 s"):
+    with pytest.raises(ServerUnreachable, match=r"not ready after 0\.1 s"):
         dead_twin("wait_ready", timeout=0.1)
 
 

@@ -10,9 +10,10 @@ from hiscore.scoring.requests.layout import lay_out
 from hiscore.scoring.requests.request import MultiItemPrompt
 
 
-def inputs(items: int) -> list[triton.InferInput]:
-    """A call of 390 query tokens and `items` items of 50."""
-    ids, indices = lay_out(MultiItemPrompt.of(range(10, 400), [range(10, 60)] * items))
+def inputs(items: int, query: int = 390, length: int = 50) -> list[triton.InferInput]:
+    """A call of two labels; query, length: tokens of the query and of each item."""
+    tokens = [10 + token % 390 for token in range(query)]
+    ids, indices = lay_out(MultiItemPrompt.of(tokens, [range(10, 10 + length)] * items))
     tensors = {"input_ids": ids, "delimiter_indices": indices, "label_token_ids": np.array([7, 9], np.int32)}
     made = []
     for name, values in tensors.items():

@@ -98,6 +98,18 @@ def grpc_stream(
         client.close()
 
 
+def answers_of(
+    server: Server, tensors: list[Any], request_id: str = "", **parameters: Any
+) -> list[tritonclient.grpc.InferResult | InferenceServerException]:
+    """All answers and errors of a stream, as they are."""
+    answers: list[Any] = []
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.append(error or result))
+        client.async_stream_infer("decode", tensors, request_id=request_id, parameters=parameters or None)
+        client.stop_stream()
+    return answers
+
+
 def over_grpc(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> Generation:
     with grpc_stream(server, inputs, **parameters) as responses:
         return Generation(list(responses))

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
 from tests.server.conftest import StartServer
-from tests.server.generation import over_grpc, whole
+from tests.server.generation import answers_of, over_grpc, tensors, whole
 from tests.support.tiny_models import CONTEXT
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
@@ -50,20 +50,13 @@ def test_rendered_text_gets_no_special_tokens(decode: Server, tiny_lm: Path) -> 
 
 
 def test_without_logprobs_their_outputs_are_empty_over_grpc(decode: Server) -> None:
-
     client = tritonclient.grpc.InferenceServerClient(decode.grpc_url)
     config = client.get_model_config("decode", as_json=True)["config"]
     assert {output["name"] for output in config["output"]} == {
         "output_ids", "text_output", "finish_reason", "usage", "matched_stop",
         "output_logprobs", "top_token_ids", "top_logprobs", "num_input_tokens", "num_output_tokens",
     }  # fmt: skip
-    answers: list[Any] = []
-    client.start_stream(lambda result, error: answers.append(error or result))
-    ids = tritonclient.grpc.InferInput("input_ids", [5], "INT32")
-    ids.set_data_from_numpy(np.array(PROMPT, np.int32))
-    client.async_stream_infer("decode", [ids], parameters={"max_tokens": 2, "stream": False})
-    client.stop_stream()
-    (answer,) = answers
+    (answer,) = answers_of(decode, tensors({"input_ids": PROMPT}), max_tokens=2, stream=False)
     assert answer.as_numpy("output_logprobs").shape == (0,)
     assert answer.as_numpy("top_token_ids").shape == answer.as_numpy("top_logprobs").shape == (0, 0)
 
@@ -75,23 +68,14 @@ def frontend_request(prompt: str, stream: bool, echo: bool = False, **sampling: 
         "stream": stream, "exclude_input_in_output": not echo,
         "return_num_input_tokens": True, "return_num_output_tokens": True,
     }  # fmt: skip
-    tensors = []
+    made = []
     for name, text in texts.items():
-        tensors.append(tritonclient.grpc.InferInput(name, [1], "BYTES"))
-        tensors[-1].set_data_from_numpy(np.array([text.encode()], np.object_))
+        made.append(tritonclient.grpc.InferInput(name, [1], "BYTES"))
+        made[-1].set_data_from_numpy(np.array([text.encode()], np.object_))
     for name, flag in flags.items():
-        tensors.append(tritonclient.grpc.InferInput(name, [1], "BOOL"))
-        tensors[-1].set_data_from_numpy(np.array([flag]))
-    return tensors
-
-
-def answers_of(server: Server, tensors: list[Any]) -> list[Any]:
-    answers: list[Any] = []
-    client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-    client.start_stream(lambda result, error: answers.append(error or result))
-    client.async_stream_infer("decode", tensors)
-    client.stop_stream()
-    return answers
+        made.append(tritonclient.grpc.InferInput(name, [1], "BOOL"))
+        made[-1].set_data_from_numpy(np.array([flag]))
+    return made
 
 
 def test_the_tensors_of_tritons_openai_frontend(decode: Server) -> None:

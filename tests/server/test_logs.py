@@ -8,14 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
 from hiscore_client import InvalidRequest, ScoreClient
 from tests.server.conftest import StartServer
+from tests.server.generation import answers_of, tensors
 from tests.server.wire import post
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
@@ -53,14 +52,8 @@ def score_ids(server: Server, request_id: str) -> str:
 
 def generate(server: Server, request_id: str) -> str:
     """A stop string that is not JSON, which the SDK would not send."""
-    prompt = triton.InferInput("text_input", [1], "BYTES")
-    prompt.set_data_from_numpy(np.array([QUERY.encode()], np.object_))
-    answers: list[InferenceServerException] = []
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: answers.append(error))
-        client.async_stream_infer("decode", [prompt], request_id=request_id, parameters={"stop": STOP})
-        client.stop_stream()
-    (error,) = answers
+    (error,) = answers_of(server, tensors({"text_input": QUERY}), request_id, stop=STOP)
+    assert isinstance(error, InferenceServerException)
     return str(error.message())
 
 

@@ -43,7 +43,6 @@ FEWER = 30
 # Rows that lack a column.
 BAD = {7: "query", 31: "items"}
 WRONG = {7: "the row needs 'query', a string", 31: "the row needs 'items', a string or a list of strings"}
-# Where something must happen, however loaded the machine is.
 
 
 def make_row(number: int) -> dict[str, Any]:

@@ -10,8 +10,6 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
-from hiscore.scoring.requests.layout import lay_out
-from hiscore.scoring.requests.request import MultiItemPrompt
 from tests.server.busy import inputs
 from tests.server.conftest import StartServer
 from tests.server.counters import read
@@ -26,36 +24,20 @@ ACCEPTED = 8  # calls
 MANY = 10_000  # items
 
 
-def call(query: int, items: int, length: int) -> list[triton.InferInput]:
-    """A call of one label in token space."""
-    ids, indices = lay_out(
-        MultiItemPrompt.of([token % 400 for token in range(query)], [range(length)] * items)
-    )
-    made = []
-    for name, values in {
-        "input_ids": ids,
-        "delimiter_indices": indices,
-        "label_token_ids": np.array([7], np.int32),
-    }.items():
-        made.append(triton.InferInput(name, [1, len(values)], "INT32"))
-        made[-1].set_data_from_numpy(values[None])
-    return made
-
-
 def items_before_a_small_call(server: Server, holdable: Holdable, parts: bool) -> int:
     """How many of the items of a large call are computed before a small one that comes during its first batch."""
     with triton.InferenceServerClient(server.grpc_url) as client, ThreadPoolExecutor(2) as pool:
         with holdable.held():
-            large = pool.submit(client.infer, "scorer", call(8, MANY, 5))
+            large = pool.submit(client.infer, "scorer", inputs(MANY, query=8, length=5))
             holdable.wait_for(waiting=int(parts))
-            small = pool.submit(client.infer, "scorer", call(3, 1, 3))
+            small = pool.submit(client.infer, "scorer", inputs(1, query=3, length=3))
             holdable.wait_for(waiting=1 + parts)
         small.result(TIMEOUT_S)
         scores = large.result(TIMEOUT_S).as_numpy("scores")
     assert scores is not None
-    assert scores.shape == (1, MANY, 1)
+    assert scores.shape == (1, MANY, 2)
     # Equal items have equal scores, whichever part they were in.
-    assert np.ptp(scores) < 2e-5
+    assert np.ptp(scores, axis=1).max() < 2e-5
     batches = holdable.batches()
     (turn,) = (place for place, items in enumerate(batches) if 1 in items)
     return sum(map(sum, batches[:turn]))

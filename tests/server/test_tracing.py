@@ -1,12 +1,10 @@
 """OpenTelemetry traces as a collector gets them: a call is one trace across the ensemble, inside the caller's."""
 
 import json
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from hiscore.settings import ServeSettings
 from hiscore_client import InvalidRequest, ScoreClient
 from tests.server.api import api_of, call
 from tests.server.conftest import settings_of
+from tests.support.http_server import Asked, answering
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
@@ -35,19 +34,12 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
     """The address of a collector of Triton's exports, and all that it got."""
     got: list[bytes] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            got.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200 if self.path == "/v1/traces" else 404)
-            self.end_headers()
+    def keep(asked: Asked) -> tuple[int, str]:
+        got.append(asked.body)
+        return (200 if asked.path == "/v1/traces" else 404), ""
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_address[1]}/v1/traces", got
-        http.shutdown()
+    with answering(keep) as address:
+        yield f"http://{address}/v1/traces", got
 
 
 @pytest.fixture(scope="module")

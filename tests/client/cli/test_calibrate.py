@@ -1,9 +1,7 @@
 """``hiscore calibrate`` against a small HTTP server that answers as a test says."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 from hiscore.api.decisions.calibration import read_calibration
 from tests.client.cli.command import run
+from tests.support.http_server import Asked, answering
 
 CHOICES = [{"value": "true"}, {"value": True}]
 LINES = [
@@ -25,48 +24,34 @@ LINES = [
 ]  # fmt: skip
 
 
-class FakeApi(ThreadingHTTPServer):
+class FakeApi:
     """Gives every first option 0.8, and remembers requests."""
 
-    daemon_threads = True
+    url = ""
     status = 200
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[tuple[str, dict[str, Any], str | None]] = []
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: FakeApi
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.requests.append((self.path, body, self.headers["authorization"]))
+    def answer(self, asked: Asked) -> tuple[int, str]:
+        body = json.loads(asked.body)
+        self.requests.append((asked.path, body, asked.headers["authorization"]))
         answers = [
             {"type": "predicate", "probability": 0.8}
             if each["type"] == "predicate"
             else {"type": each["type"], "probabilities": [{"probability": 0.8}, {"probability": 0.2}]}
             for each in body["questions"]
         ]
-        found = {"answers": answers} if self.server.status == 200 else {"error": {"message": "too many"}}
-        self.send_response(self.server.status)
-        self.end_headers()
-        self.wfile.write(json.dumps(found).encode())
-
-    def log_message(self, *args: object) -> None:
-        pass
+        found = {"answers": answers} if self.status == 200 else {"error": {"message": "too many"}}
+        return self.status, json.dumps(found)
 
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    with FakeApi() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+    api = FakeApi()
+    with answering(api.answer) as address:
+        api.url = f"http://{address}"
+        yield api
 
 
 def calibrate(api: FakeApi, lines: list[Any], *args: str) -> tuple[int, str, str]:
@@ -119,12 +104,11 @@ def test_a_line_without_its_answer_is_refused(api: FakeApi, line: Any, names: st
     assert not out.exists()
 
 
-def test_failures_have_their_exit_codes(api: FakeApi) -> None:
+def test_failures_have_their_exit_codes(api: FakeApi, dead_url: str) -> None:
     assert calibrate(api, [])[0] == 2
     for status, code in ((429, 4), (400, 2), (500, 1)):
         api.status = status
         found, _, error = calibrate(api, LINES)
         assert (found, "too many" in error) == (code, True)
-    api.shutdown()
-    api.server_close()
+    api.url = f"http://{dead_url}"
     assert calibrate(api, LINES)[0] == 3

@@ -1,34 +1,20 @@
 """A wrong port: what the command suggests, and that it suggests nothing without a reason."""
 
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from hiscore_client.cli import port_hint as module
 from hiscore_client.cli.port_hint import port_hint
 from tests.client.cli.command import run
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+from tests.support.http_server import answering
 
 
 @pytest.fixture
 def http_port() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield int(server.server_address[1])
-    server.shutdown()
-    server.server_close()
+    with answering(lambda asked: (200, "")) as address:
+        yield int(address.partition(":")[2])
 
 
 @pytest.fixture

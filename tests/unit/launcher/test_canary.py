@@ -4,7 +4,6 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from queue import Queue
 
@@ -12,6 +11,7 @@ import pytest
 
 from hiscore.launcher.canary import Canaries, Canary, HttpTransport, Probe, probes
 from hiscore.settings import CANARY_ID
+from tests.support.http_server import Asked, answering
 from tests.support.timeouts import TIMEOUT_S
 
 FOREVER = 1e6
@@ -255,44 +255,22 @@ def test_every_model_has_a_thread_that_checks_again_and_again_until_closed(
     assert "model decode" not in caplog.text
 
 
-@pytest.fixture
-def http() -> Iterator[tuple[str, Queue[tuple[str, str, str]], dict[str, tuple[int, str]]]]:
-    """An HTTP server: its address, the requests that it got, and its answers by path."""
-    got: Queue[tuple[str, str, str]] = Queue()
-    answers: dict[str, tuple[int, str]] = {}
+def test_over_http() -> None:
+    got: list[tuple[str, str, bytes]] = []
+    answers = {"/call": (200, "fine"), "/bad": (400, "bad"), "/metrics": (200, "a 1")}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            got.put((self.command, self.path, body))
-            status, text = answers[self.path]
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(text.encode())
+    def answer(asked: Asked) -> tuple[int, str]:
+        got.append((asked.method, asked.path, asked.body))
+        return answers[asked.path]
 
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{server.server_address[1]}", got, answers
-    server.shutdown()
-    server.server_close()
-
-
-def test_over_http(http: tuple[str, Queue[tuple[str, str, str]], dict[str, tuple[int, str]]]) -> None:
-    address, got, answers = http
-    answers |= {"/call": (200, "fine"), "/bad": (400, "bad"), "/metrics": (200, "a 1")}
-    transport = HttpTransport(address, address, timeout_s=TIMEOUT_S)
-    assert transport.call("/call", '{"a": 1}') == (200, "fine")
-    assert got.get(timeout=TIMEOUT_S) == ("POST", "/call", '{"a": 1}')
-    assert transport.call("/bad", "") == (400, "bad")
-    assert transport.metrics() == "a 1"
-    answers["/metrics"] = (500, "a 1")
-    assert transport.metrics() is None
+    with answering(answer) as address:
+        transport = HttpTransport(address, address, timeout_s=TIMEOUT_S)
+        assert transport.call("/call", '{"a": 1}') == (200, "fine")
+        assert got == [("POST", "/call", b'{"a": 1}')]
+        assert transport.call("/bad", "") == (400, "bad")
+        assert transport.metrics() == "a 1"
+        answers["/metrics"] = (500, "a 1")
+        assert transport.metrics() is None
 
 
 def test_nobody_there() -> None:
