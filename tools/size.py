@@ -55,16 +55,20 @@ class Size:
         return Size(self.lines + other.lines, self.docstrings + other.docstrings)
 
 
-def size(source: str) -> Size:
-    """Count the lines of a module, and those of its docstrings; a string below an attribute is one."""
-    strings = [
+def docstrings_of(source: str) -> list[ast.Constant]:
+    """Find the docstrings of a module; a string below an attribute is one."""
+    return [
         node.value
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     ]
-    docstrings = sum((string.end_lineno or 0) - string.lineno + 1 for string in strings)
+
+
+def size(source: str) -> Size:
+    """Count the lines of a module, and those of its docstrings."""
+    docstrings = sum((string.end_lineno or 0) - string.lineno + 1 for string in docstrings_of(source))
     return Size(len(source.splitlines()), docstrings)
 
 

@@ -95,6 +95,17 @@ def test_a_connection_that_closes_is_given_up_once_nobody_reads(left: list[int],
     loop.close()
 
 
+def asked(application: Any, transport: asyncio.Transport) -> tuple[LimitedProtocol, set[asyncio.Task[None]]]:
+    """A connection on which a request has come, and the tasks that answer it."""
+    config = uvicorn.Config(application, lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    protocol = LimitedProtocol(config, state, {})
+    protocol.connection_made(transport)
+    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    return protocol, state.tasks
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_answer_is_one_piece_and_each_part_of_a_stream_is_one(streams: bool) -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -110,13 +121,8 @@ def test_an_answer_is_one_piece_and_each_part_of_a_stream_is_one(streams: bool) 
     transport = Recorded()
 
     async def run() -> None:
-        config = uvicorn.Config(application, lifespan="off", log_config=None)
-        config.load()
-        state = ServerState()
-        protocol = LimitedProtocol(config, state, {})
-        protocol.connection_made(transport)
-        protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
-        await asyncio.gather(*state.tasks)
+        protocol, tasks = asked(application, transport)
+        await asyncio.gather(*tasks)
         protocol.connection_lost(None)
 
     asyncio.run(run())

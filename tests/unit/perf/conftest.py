@@ -1,7 +1,11 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from perf.decoding.arms import shared_weights
+from perf.models import random_checkpoint
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -11,3 +15,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with shared_weights():
+        yield random_checkpoint.write_config("tiny", tmp_path_factory.mktemp("tiny"), context=512)

@@ -1,6 +1,5 @@
 """Docstrings open with a verb or a noun, and their examples run (CONTRIBUTING.md)."""
 
-import ast
 import doctest
 import math
 import re
@@ -19,6 +18,7 @@ from hiscore.layers.lm_head import LMHead
 from hiscore.scoring.packing.packing import pack
 from hiscore.scoring.requests.request import MultiItemPrompt
 from tests.support.decode_worker import TINY, HashWorker
+from tools.size import docstrings_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,16 +29,10 @@ NOTHING = {"where", "which", "what", "how many", "which it is", "where it is", "
 
 
 def headless(source: str) -> list[str]:
-    """First lines of docstrings that open with one of `OPENINGS`; a string below an attribute is one, too."""
-    strings = [
-        node.value.value
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    ]
+    """First lines of docstrings that open with one of `OPENINGS`."""
+    texts = [str(string.value) for string in docstrings_of(source)]
     return [
-        text.strip().splitlines()[0] for text in strings if text.split()[:1] and text.split()[0] in OPENINGS
+        text.strip().splitlines()[0] for text in texts if text.split()[:1] and text.split()[0] in OPENINGS
     ]
 
 

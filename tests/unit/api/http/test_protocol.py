@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
-from uvicorn.server import ServerState
 
 from hiscore.api.__main__ import uvicorn_config
 from hiscore.api.http.endpoint import WATCH_AFTER_S
@@ -24,6 +23,7 @@ from tests.server.raw_http import post
 from tests.support.api_bodies import CASES
 from tests.support.timeouts import TIMEOUT_S, wait_until
 from tests.unit.api.conftest import MakeClient, MakeSettings
+from tests.unit.api.test_joined_writes import asked
 
 pytestmark = pytest.mark.slow
 
@@ -280,17 +280,12 @@ def test_nothing_is_sent_to_a_caller_that_has_just_left(ends: bool, caplog: pyte
         await send({"type": "http.response.body", "body": b""})
 
     async def leave() -> None:
-        config = uvicorn.Config(application, lifespan="off", log_config=None)
-        config.load()
-        state = ServerState()
-        protocol = LimitedProtocol(config, state, {})
-        protocol.connection_made(ClosedTransport())
-        protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        protocol, tasks = asked(application, ClosedTransport())
         if ends:
             protocol.eof_received()
         answered.set()
         # The control's exception is logged, and then raised by the attempt to say so.
-        await asyncio.gather(*state.tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         protocol.connection_lost(OSError())
 
     asyncio.run(leave())

@@ -2,19 +2,10 @@
 
 import math
 
-import pytest
-
 from hiscore.decoding.memory.sizing import MemoryBudget
-from perf.decoding.arms import PLENTY, Arm, build_worker, shared_weights
+from perf.decoding.arms import PLENTY, Arm, build_worker
 from perf.decoding.engine_load import Bench, Load, between
 from perf.decoding.worker_driver import Driver
-from perf.models import random_checkpoint as geometry
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    with shared_weights():
-        yield geometry.write_config("tiny", tmp_path_factory.mktemp("tiny"), context=512)
 
 
 def test_gaps_are_taken_while_all_streams_run() -> None:

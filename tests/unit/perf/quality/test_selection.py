@@ -8,16 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from perf.decoding.arms import shared_weights
-from perf.models import random_checkpoint as geometry
 from perf.quality.selection import Variant, divergence, markdown, measure, variants
 from perf.quality.selection_tasks import Task
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    with shared_weights():
-        yield geometry.write_config("tiny", tmp_path_factory.mktemp("tiny"), context=512)
 
 
 def test_divergence_is_that_of_the_definition() -> None:
