@@ -8,8 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward, SegmentGroup
 from hiscore.attention.packed_triton import SCORED_BLOCK, TritonAttention

@@ -13,8 +13,6 @@ import pytest
 
 from tests.unit.kernels.conftest import CACHED, digest
 
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
 ROOT = Path(__file__).parents[3]
 # Shared memory that one program may use on an H100 or H200.
 SHARED_BYTES = 227 * 1024

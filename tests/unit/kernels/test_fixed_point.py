@@ -1,13 +1,9 @@
 """Weights are cut into bins where the kernels that read the bins say that they are."""
 
-import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from hiscore.kernels.fixed_point import bin_of, edge_of_bin, least_of_bin
 from tests.support.decode_kernels import DEVICE

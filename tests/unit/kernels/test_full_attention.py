@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
 from hiscore.models.deepseek.config import DsaArchitecture, read_architecture
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from hiscore.models.deepseek.latent_cache_triton import KernelLatents

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
 from hiscore.kernels import gemv
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.weights import Linear

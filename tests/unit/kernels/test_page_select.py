@@ -9,11 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.tiers import first_of
-
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
-
 from hiscore.attention import paged_triton
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
@@ -32,6 +27,7 @@ from tests.support.decode_kernels import (
     on_device,
     random,
 )
+from tests.support.tiers import first_of
 
 NEWEST = 5
 RESIDENCY = ("device_page_of", "host_page_of", "last_use", "hits", "misses", "buffer")

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
 from hiscore.attention import paged_triton
 from hiscore.attention.base import AttentionShape
 from hiscore.decoding.kv_cache.cache import KVCache

@@ -3,10 +3,7 @@
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-
-pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.decoding.interface.sampling_batch import History, Penalties, SamplingBatch
 from hiscore.decoding.worker.sampling_options import padded_options

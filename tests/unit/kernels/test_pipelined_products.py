@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
 from hiscore.kernels import pipelined_products
 from hiscore.kernels.pipelined_products import (
     BLOCK,

@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
 from hiscore.decoding.worker import triton_sampler
 from hiscore.decoding.worker.sampler import sample
 from hiscore.decoding.worker.triton_sampler import sample_rows

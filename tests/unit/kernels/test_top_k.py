@@ -5,12 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("triton", reason="the Triton language is not installed")
-
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from hiscore.kernels import top_k
 from tests.support.decode_kernels import DEVICE, random
