@@ -36,14 +36,12 @@ def found_by(drive: Drive, each: Sequence) -> Prefix:
 
 def test_a_prompt_takes_over_the_pages_that_stay() -> None:
     drive = Drive(STAYS)
-    drive.add(first := sequence(70))
-    drive.until(first, Status.RUNNING)
+    first = drive.start(sequence(70))
     pages = first.held.device_pages[:4]
     drive.until(first, Status.FINISHED)
     device = drive.scheduler.blocks.device
     assert (device.num_free, device.num_cached) == (16, 4)
-    drive.add(beside := sequence(5, 100))
-    drive.until(beside, Status.RUNNING)
+    drive.start(sequence(5, 100))
     prefix = found_by(drive, later := sequence(80))
     assert later.held.device_pages[:4].tolist() == pages.tolist()
     assert (prefix.tokens, prefix.on_device.tolist()) == (64, [True] * 4)
@@ -59,8 +57,7 @@ def test_what_is_only_on_the_host_is_fetched() -> None:
     run(drive, sequence(70))
     device = drive.scheduler.blocks.device
     device.free(device.allocate(14))  # two of four pages are evicted, the last ones
-    drive.add(beside := sequence(5, 100))
-    drive.until(beside, Status.RUNNING)
+    drive.start(sequence(5, 100))
     prefix = found_by(drive, later := sequence(80, 2))
     assert prefix.on_device.tolist() == [True, True, False, False]
     assert later.status is Status.RESTORING
@@ -74,8 +71,7 @@ def test_only_pages_of_one_that_ends_well_and_as_a_whole_stay(how: str) -> None:
     if how == "staging":
         config = replace(config, prompts_in="staging", staging_pages=8)
     drive = Drive(config)
-    drive.add(each := sequence(70, 10))
-    drive.until(each, Status.RUNNING)
+    each = drive.start(sequence(70, 10))
     each.has_failed = how == "failed"
     if how == "spilled":
         assert drive.scheduler._reclaimer.spill([each])
@@ -112,8 +108,7 @@ def test_pages_that_stay_hold_up_nobody() -> None:
 
 def test_what_a_sequence_that_runs_holds_is_copied_and_its_own_pages_stay() -> None:
     drive = Drive(STAYS)
-    drive.add(first := sequence(40, 40))
-    drive.until(first, Status.RUNNING)
+    first = drive.start(sequence(40, 40))
     drive.go(2)
     prefix = found_by(drive, second := sequence(40, 2))
     assert not prefix.on_device.any()

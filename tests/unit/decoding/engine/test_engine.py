@@ -5,13 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiscore.decoding.engine import engine as engine_module
@@ -21,11 +21,13 @@ from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.interface.worker import NOT_FINITE, DecodeBatch
 from hiscore.decoding.pools.windows import Windows
 from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.sequence import DecodeCall, Output, Status
+from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, preempt_after
 from tests.support.tiers import first_of
 from tests.support.timeouts import TIMEOUT_S
+
+WINDOWED = replace(TINY, dense=True, window_pages=30, window_ring=3, window=10, host_pages=40)
 
 
 class Letters:
@@ -70,12 +72,9 @@ class Callers:
             assert self.changed.wait_for(condition, timeout)
 
 
+@dataclass(eq=False)
 class Caller:
-    def __init__(self, name: int) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"caller {self.name}"
+    name: int
 
 
 @contextmanager
@@ -111,6 +110,12 @@ def assert_all_is_free(engine: DecodeEngine, worker: HashWorker) -> None:
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
     assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)
+
+
+def expire(engine: DecodeEngine, sequence: Sequence) -> None:
+    """Let a call be late from now on."""
+    sequence.call = replace(sequence.call, deadline=0.0)
+    engine._deadlines.watch(0.0, id(sequence.reply_to))
 
 
 def run_all(engine: DecodeEngine, callers: Callers, calls: dict[Caller, DecodeCall]) -> None:
@@ -161,7 +166,7 @@ def holding_back(wanted: DecodeCall) -> DecodeCall:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(
     calls=st.lists(st.tuples(CALLS, st.integers(0, 40), st.none() | st.integers(0, 80)), max_size=16),
     by_deadline=st.booleans(),
@@ -197,9 +202,8 @@ def test_join_and_leave_at_every_step_changes_no_sequence(
     cancels = {i: calls[i][1] + calls[i][2] for i in arrivals if calls[i][2] is not None}
     with running(worker, callers, quantum=quantum) as engine:
         submitted: list[int] = []
-        one_at_a_time = (
-            threading.Lock()
-        )  # the first is submitted from here, the others by the engine's thread
+        # The first is submitted from here, the others by the engine's thread.
+        one_at_a_time = threading.Lock()
 
         def go_on(nobody_is_left: bool) -> None:
             """Submit and cancel what is due at this step.
@@ -215,8 +219,7 @@ def test_join_and_leave_at_every_step_changes_no_sequence(
                     if not by_deadline:
                         engine.cancel(names[i])
                     elif (late := engine._live.get(id(names[i]))) is not None:
-                        late.call = replace(late.call, deadline=0.0)
-                        engine._deadlines.watch(0.0, id(names[i]))
+                        expire(engine, late)
                     del cancels[i]
 
         worker.on_step = lambda rows: go_on(nobody_is_left=False)
@@ -293,18 +296,10 @@ def test_the_next_step_is_launched_before_the_last_is_read() -> None:
     assert worker.steps == 39  # a sequence that ends at max_tokens has no wasted row
 
 
-STAGES = [
-    Status.WAITING,
-    Status.PREFILLING,
-    Status.ADMITTED,
-    Status.RUNNING,
-    Status.DRAINING,
-    Status.PREEMPTED,
-]
-
-
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage", [each for each in Status if each not in (Status.RESTORING, Status.FINISHED)]
+)
 def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> None:
     """Sequences of all kinds share small pools; some are ended while they have this status."""
     worker, callers = HashWorker(replace(TINY, prefill_token_budget=6), delay=5), Callers()
@@ -322,8 +317,7 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> 
                     if how == "cancel":
                         engine.cancel(sequence.reply_to)
                     else:
-                        sequence.call = replace(sequence.call, deadline=0.0)
-                        engine._deadlines.watch(0.0, id(sequence.reply_to))
+                        expire(engine, sequence)
             return scheduled
 
         engine._scheduler.schedule = schedule_and_end  # type: ignore[method-assign]
@@ -545,8 +539,7 @@ def test_logits_that_are_not_finite_fail_their_own_sequence() -> None:
 @pytest.mark.parametrize("spoiled", [True, False])
 def test_logits_that_are_not_finite_when_they_are_computed_again_fail_their_sequence(spoiled: bool) -> None:
     """One loses all that it had and prefills its prompt again; what it was sent before is no proof of that."""
-    kind = {"dense": True, "window_pages": 30, "window_ring": 3, "window": 10, "host_pages": 40}
-    worker, callers = HashWorker(replace(TINY, **kind)), Callers()
+    worker, callers = HashWorker(WINDOWED), Callers()
     calls = {Caller(i): long_call(i, prompt=10, max_tokens=70) for i in range(4)}
     again = []
 
@@ -572,9 +565,8 @@ def test_a_dead_engine_answers_all_and_refuses_more() -> None:
     failures: list[Exception] = []
     deaths: list[Exception] = []
     calls = {Caller(i): long_call(i) for i in range(8)}
-    engine = DecodeEngine(
-        worker, None, frozenset({EOS}), 100, callers.emit, on_failure=failures.append, on_death=deaths.append
-    )
+    told = {"on_failure": failures.append, "on_death": deaths.append}
+    engine = DecodeEngine(worker, None, frozenset({EOS}), 100, callers.emit, **told)
     late = Caller(8)
 
     def fail(at: str, seq_indices: list[int]) -> Exception | None:
@@ -630,9 +622,7 @@ def test_text_that_may_begin_a_stop_string_comes_before_an_early_end(how: str) -
         if worker.steps == 10 and how == "cancel":
             engine.cancel(caller)
         elif worker.steps == 10 and how == "deadline":
-            (sequence,) = engine._live.values()
-            sequence.call = replace(sequence.call, deadline=0.0)
-            engine._deadlines.watch(0.0, id(caller))
+            expire(engine, *engine._live.values())
         elif worker.steps == 10 and how == "death":
             engine._scheduler = None  # type: ignore[assignment]
 
@@ -783,8 +773,7 @@ def test_blocks_are_taken_from_a_sequence_only_if_its_window_is_still_there(
     """spoiled: the control; a sequence goes back to where newer tokens have taken the place of its window."""
     if spoiled:
         monkeypatch.setattr(Windows, "has", lambda *going_back: True)
-    kind = {"dense": True, "window_pages": 30, "window_ring": 3, "window": 10, "host_pages": 40}
-    worker, callers = HashWorker(replace(TINY, **kind), delay=3), Callers()
+    worker, callers = HashWorker(WINDOWED, delay=3), Callers()
     # The second ends when the newest has given up a block.
     calls = {Caller(i): long_call(i, prompt=10, max_tokens=32 if i == 1 else 70) for i in range(4)}
 

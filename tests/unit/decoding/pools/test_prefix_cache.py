@@ -73,8 +73,7 @@ def test_what_is_hashed_in_parts_has_the_hashes_of_the_whole(monkeypatch: pytest
 def test_prompts_are_published_when_an_iteration_has_been_launched(someone_waits: bool) -> None:
     """Nothing of what is launched waits for that, unless it may be found by what is."""
     drive = Drive(CACHING)
-    drive.add(first := sequence(2 * BLOCK, 40))
-    drive.until(first, Status.RUNNING)
+    first = drive.start(sequence(2 * BLOCK, 40))
     drive.go(2)
     assert first.is_published
     first.is_published = False

@@ -38,6 +38,11 @@ class Drive:
         for each in sequences:
             self.scheduler.add(each)
 
+    @property
+    def used(self) -> int:
+        pools = self.scheduler.blocks
+        return sum(pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging))
+
     def go(self, iterations: int = 1) -> Schedule:
         schedule = self._before
         for _ in range(iterations):
@@ -54,6 +59,12 @@ class Drive:
                     self.scheduler.end(each)
             self._before = schedule
         return schedule
+
+    def start(self, each: Sequence) -> Sequence:
+        """Add a sequence, and go on until it runs."""
+        self.add(each)
+        self.until(each, Status.RUNNING)
+        return each
 
     def until(self, each: Sequence, status: Status, most: int = 2000) -> int:
         for iteration in range(most):
@@ -117,10 +128,9 @@ def test_a_sequence_of_one_token_is_never_admitted() -> None:
 
 
 def test_sequences_that_run_are_in_every_step_while_others_prefill() -> None:
-    drive, first, long = Drive(WIDE), sequence(max_tokens=100), sequence(prompt=100)
-    drive.add(first)
-    drive.until(first, Status.RUNNING)
-    drive.add(long)
+    drive = Drive(WIDE)
+    first = drive.start(sequence(max_tokens=100))
+    drive.add(sequence(prompt=100))
     schedules = [drive.go() for _ in range(5)]
     assert all(schedule.stepped == [first] for schedule in schedules)
     assert [len(chunk.tokens) for schedule in schedules for chunk in schedule.chunks] == [24, 24, 24, 24, 4]
@@ -154,43 +164,30 @@ def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
     assert all(each.status is Status.FINISHED for _, each in pending)
 
 
-def test_a_large_sequence_is_overtaken_a_limited_number_of_times() -> None:
+@pytest.mark.parametrize("limit", [MAX_OVERTAKEN, 10**9])
+def test_a_large_sequence_is_overtaken_a_limited_number_of_times(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: without the limit it would starve."""
+    monkeypatch.setattr(scheduler_module, "MAX_OVERTAKEN", limit)
     # The large one needs every device page; a small one arrives at each step.
     drive, large = Drive(), sequence(prompt=76, max_tokens=4, sparse=False)
     drive.add(sequence(max_tokens=20), large)
     started: list[Sequence] = []
-    for _ in range(200):
+    while large.status is Status.WAITING and len(started) < 500:
         drive.add(small := sequence(prompt=4, max_tokens=6))
         started.append(small)
         drive.go()
-        if large.status is not Status.WAITING:
-            break
-    assert large.status is Status.PREFILLING
-    before = sum(each.status is not Status.WAITING for each in started)
-    assert before == MAX_OVERTAKEN
-    # Those that waited for it are not starved in turn.
-    assert drive.until(started[-1], Status.FINISHED) < 2000
-
-
-@pytest.mark.parametrize("limit", [MAX_OVERTAKEN, 10**9])
-def test_without_the_limit_it_would_starve(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "MAX_OVERTAKEN", limit)
-    drive, large = Drive(), sequence(prompt=76, max_tokens=4, sparse=False)
-    drive.add(sequence(max_tokens=20), large)
-    for _ in range(500):
-        drive.add(sequence(prompt=4, max_tokens=6))
-        drive.go()
-    assert (large.status is Status.WAITING) == (limit == 10**9)
+    assert large.status is (Status.PREFILLING if limit == MAX_OVERTAKEN else Status.WAITING)
+    if limit == MAX_OVERTAKEN:
+        assert sum(each.status is not Status.WAITING for each in started) == MAX_OVERTAKEN
+        # Those that waited for it are not starved in turn.
+        assert drive.until(started[-1], Status.FINISHED) < 2000
 
 
 def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: Any) -> list[Sequence]:
     """As many sequences as may run in `TINY`, started one after the other: the first has run longest."""
-    sequences = []
-    for _ in range(number):
-        drive.add(each := sequence(max_tokens=max_tokens, **options))
-        drive.until(each, Status.RUNNING)
-        sequences.append(each)
-    return sequences
+    return [drive.start(sequence(max_tokens=max_tokens, **options)) for _ in range(number)]
 
 
 def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> None:
@@ -412,31 +409,22 @@ def test_nobody_is_preempted_in_vain() -> None:
 
 
 def test_sequences_take_turns_and_each_runs_a_quantum_at_least() -> None:
+    """One of them is resumed per iteration."""
     drive = Drive(replace(TINY, host_pages=1000), quantum=20)
     sequences = [sequence(max_tokens=100) for _ in range(16)]
     drive.add(*sequences)
-    shortest = 10**9
+    shortest, resumed = 10**9, 0
     while not drive.scheduler.idle:
         ran = {each: each.turn.steps_run for each in sequences if each.status is Status.RUNNING}
-        drive.go()
+        now = drive.go().resumed
+        assert len(now) <= 1
+        resumed += len(now)
         for each, steps in ran.items():
             if each.status is Status.DRAINING and not each.all_sampled:
                 shortest = min(shortest, steps + 1)
-    assert drive.scheduler.preemptions > 16
+    assert resumed == drive.scheduler.preemptions > 16
     assert shortest >= 20
     assert all(each.num_output_tokens == 100 for each in sequences)
-
-
-def test_one_is_resumed_per_iteration() -> None:
-    drive = Drive(replace(TINY, host_pages=1000), quantum=4)
-    sequences = [sequence(max_tokens=60) for _ in range(12)]
-    drive.add(*sequences)
-    resumed = 0
-    while not drive.scheduler.idle:
-        schedule = drive.go()
-        assert len(schedule.resumed) <= 1
-        resumed += len(schedule.resumed)
-    assert resumed == drive.scheduler.preemptions > 0
 
 
 def test_pages_are_given_out_as_a_sequence_grows() -> None:
@@ -518,8 +506,7 @@ def test_one_that_attends_to_everything_does_not_hold_up_small_ones(
     config = replace(TINY, context_length=4000, host_pages=2000, device_pages=1000, staging_pages=300)
     drive = Drive(replace(config, resident_if_it_fits=resident_if_it_fits))
     drive.scheduler._starvation._policy = PreemptionPolicy(most=most)
-    drive.add(large := sequence(prompt=1900, max_tokens=2000, sparse=False))
-    drive.until(large, Status.RUNNING)
+    large = drive.start(sequence(prompt=1900, max_tokens=2000, sparse=False))
     drive.go(1100)
     waits = []
     for _ in range(5):
@@ -572,44 +559,26 @@ def test_an_end_at_each_stage_gives_all_back(status: Status) -> None:
     for each in sequences:
         if each is not victim:
             drive.until(each, Status.FINISHED)
-    pools = drive.scheduler.blocks
-    assert [pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [0] * 4
+    assert drive.used == 0
 
 
-RUNS = given(
-    data=st.data(),
-    quantum=st.sampled_from([0, 2, 5]),
+CONFIGS = st.builds(
+    lambda kind, **sizes: replace(TINY, context_length=80, **kind, **sizes),
     kind=st.sampled_from(KINDS),
     host_pages=st.integers(20, 100),
-    chunk=st.integers(8, 30),
-    block=st.sampled_from([4, 8]),
-    caching=st.booleans(),
+    prefill_token_budget=st.integers(8, 30),
+    block_size=st.sampled_from([4, 8]),
+    prefix_cache=st.booleans(),
 )
+RUNS = given(st.data(), st.sampled_from([0, 2, 5]), CONFIGS)
 
 
-def get_through(
-    data: st.DataObject,
-    quantum: int,
-    kind: dict[str, Any],
-    host_pages: int,
-    chunk: int,
-    block: int,
-    caching: bool,
-) -> None:
+def get_through(data: st.DataObject, quantum: int, config: CacheConfig) -> None:
     """Whenever calls arrive and end: no deadlock, no page to two, and all pages are free in the end.
 
     The least pools hold just one of the longest sequences.
     """
-    cache_config = replace(
-        TINY,
-        host_pages=host_pages,
-        **kind,
-        prefill_token_budget=chunk,
-        context_length=80,
-        block_size=block,
-        prefix_cache=caching,
-    )
-    drive, sequences = Drive(cache_config, quantum), []
+    drive, sequences = Drive(config, quantum), []
     for _ in range(data.draw(st.integers(1, 30))):
         each = sequence(
             data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40)), data.draw(st.booleans())
@@ -624,29 +593,29 @@ def get_through(
             break
         drive.go()
     assert drive.scheduler.idle
-    pools = drive.scheduler.blocks
-    assert [pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [0] * 4
+    assert drive.used == 0
     assert all(each.status is Status.FINISHED and each.ended and each.in_flight == 0 for each in sequences)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @RUNS
-def test_all_sequences_get_through(**run: Any) -> None:
-    get_through(**run)
+def test_all_sequences_get_through(data: st.DataObject, quantum: int, config: CacheConfig) -> None:
+    get_through(data, quantum, config)
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @RUNS
-def test_all_sequences_of_many_runs_get_through(**run: Any) -> None:
-    get_through(**run)
+def test_all_sequences_of_many_runs_get_through(
+    data: st.DataObject, quantum: int, config: CacheConfig
+) -> None:
+    get_through(data, quantum, config)
 
 
 def test_one_that_starts_over_and_is_preempted_again_keeps_all_of_its_pages() -> None:
     """It is resumed with the pages that it has, more than its tokens need so far."""
-    drive, each = Drive(), sequence(prompt=8, max_tokens=60, sparse=False)
-    drive.add(each)
-    drive.until(each, Status.RUNNING)
+    drive = Drive()
+    each = drive.start(sequence(prompt=8, max_tokens=60, sparse=False))
     drive.go(30)
     scheduler = drive.scheduler
     for gives_up in (1000, 0):

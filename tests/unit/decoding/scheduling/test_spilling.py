@@ -27,8 +27,7 @@ def kinds(scheduler: Scheduler) -> list[tuple[int, bool]]:
 def start(*sequences: Sequence) -> Drive:
     drive = Drive(AUTO)
     for each in sequences:
-        drive.add(each)
-        drive.until(each, Status.RUNNING)
+        drive.start(each)
     return drive
 
 
@@ -41,16 +40,14 @@ def test_while_all_fits_everyone_attends_to_everything() -> None:
     assert drive.scheduler.preemptions == 0
     # As without selection, to the page: the control is the same load under another selector.
     sparse = Drive(replace(AUTO, resident_if_it_fits=False))
-    sparse.add(other := sequence(prompt=60, max_tokens=30))
-    sparse.until(other, Status.RUNNING)
+    other = sparse.start(sequence(prompt=60, max_tokens=30))
     assert (len(other.held.device_pages), make_admission(other).full_attention) == (5, False)
 
 
 def test_the_longest_is_spilled_for_one_that_waits() -> None:
     long, middle, late = (sequence(prompt, 40) for prompt in (70, 50, 40))
     drive = start(long, middle)
-    drive.add(late)
-    drive.until(late, Status.RUNNING)
+    drive.start(late)
     drive.until(long, Status.RUNNING)
     assert (long.resident, middle.resident, late.resident) == (False, True, True)
     assert len(long.held.device_pages) == 5
@@ -65,8 +62,7 @@ def test_the_longest_is_spilled_for_one_that_waits() -> None:
 def test_one_that_is_the_longest_itself_spills_nobody() -> None:
     first, late = sequence(prompt=80, max_tokens=60), sequence(prompt=100, max_tokens=20)
     drive = start(first)
-    drive.add(late)
-    drive.until(late, Status.RUNNING)
+    drive.start(late)
     assert (first.resident, late.resident) == (True, False)
     assert drive.scheduler.preemptions == 0
 
@@ -84,8 +80,7 @@ def test_one_comes_back_when_there_is_room_for_all_of_it() -> None:
     long, late = sequence(prompt=70, max_tokens=LEAST_LEFT + 16), sequence(prompt=64, max_tokens=3)
     other = sequence(prompt=24, max_tokens=8)
     drive = start(long, other)
-    drive.add(late)
-    drive.until(late, Status.RUNNING)
+    drive.start(late)
     assert not long.resident
     drive.until(late, Status.FINISHED)
     drive.go(12)
@@ -111,39 +106,37 @@ def test_one_that_ends_soon_does_not_come_back() -> None:
 def test_a_request_that_must_attend_to_everything_is_never_spilled() -> None:
     full, late = sequence(prompt=100, max_tokens=20, sparse=False), sequence(prompt=60, max_tokens=8)
     drive = start(full)
-    drive.add(late)
-    drive.until(late, Status.RUNNING)
+    drive.start(late)
     assert not late.resident
     assert full.status is Status.RUNNING
     assert make_admission(full).full_attention
+
+
+def found_again(drive: Drive, ended: Sequence) -> int:
+    """Tokens that a prompt finds which is all that a sequence had."""
+    tokens = np.append(ended.call.prompt, np.array(ended.output_ids, np.int32))
+    again = Sequence(replace(ended.call, prompt=tokens), None, StopChecker(ended.call.params, set()))
+    return len(drive.scheduler.prefix_cache.take(again).blocks) * AUTO.block_tokens
 
 
 @pytest.mark.parametrize("spilled", [True, False])
 def test_what_was_generated_by_selection_is_found_by_nobody(spilled: bool) -> None:
     """Its keys and values are others than those of a sequence that attends to everything; the control is such."""
     drive = Drive(replace(AUTO, prefix_cache=True))
-    drive.add(long := sequence(70, 40))
-    drive.until(long, Status.RUNNING)
+    long = drive.start(sequence(70, 40))
     dense = long.length
     if spilled:
         assert drive.scheduler._reclaimer.spill([long])
     drive.until(long, Status.FINISHED)
-    again = Sequence(
-        replace(long.call, prompt=np.append(long.call.prompt, np.array(long.output_ids, np.int32))),
-        None,
-        StopChecker(long.call.params, set()),
-    )
-    found = len(drive.scheduler.prefix_cache.take(again).blocks) * AUTO.block_tokens
     tokens = dense if spilled else 70 + 40 - 1  # the last token's keys are never computed
-    assert found == tokens // AUTO.block_tokens * AUTO.block_tokens
+    assert found_again(drive, long) == tokens // AUTO.block_tokens * AUTO.block_tokens
 
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_what_selection_computes_again_is_found_by_nobody(resident: bool) -> None:
     """A spilled sequence that starts over selects where it attended to everything; the control does not select."""
     drive = Drive(replace(AUTO, prefix_cache=True))
-    drive.add(long := sequence(30, 90))
-    drive.until(long, Status.RUNNING)
+    long = drive.start(sequence(30, 90))
     drive.go(40)
     assert drive.scheduler._reclaimer.spill([long])
     dense = long.full_attention_tokens
@@ -154,7 +147,4 @@ def test_what_selection_computes_again_is_found_by_nobody(resident: bool) -> Non
     host = drive.scheduler.blocks.host
     host.release(host.allocate(host.num_free))  # what it had computed before is found no more
     drive.until(long, Status.FINISHED)
-    tokens = np.append(long.call.prompt, np.array(long.output_ids, np.int32))
-    again = Sequence(replace(long.call, prompt=tokens), None, StopChecker(long.call.params, set()))
-    found = len(drive.scheduler.prefix_cache.take(again).blocks) * AUTO.block_tokens
-    assert found == (dense if resident else 30) // AUTO.block_tokens * AUTO.block_tokens
+    assert found_again(drive, long) == (dense if resident else 30) // AUTO.block_tokens * AUTO.block_tokens

@@ -67,15 +67,10 @@ class Load:
             failures.append(error)
             self._done.set()
 
+        policy = PreemptionPolicy()
         self.engine = DecodeEngine(
-            self.worker,
-            None,
-            frozenset(),
-            100,
-            self._emit,
-            on_failure=on_death,
-            preemption_policy=PreemptionPolicy(),
-        )  # fmt: skip
+            self.worker, None, frozenset(), 100, self._emit, on_failure=on_death, preemption_policy=policy
+        )
         self._larges = [Caller(-1 - number) for number in range(self.larges)]
         for caller in self._larges:
             self._submit(caller, long_call(caller.name % 61, **self.large))
@@ -196,8 +191,7 @@ DEVICE = replace(
 
 def kept_room(drive: Drive) -> Sequence:
     drive.scheduler._starvation._policy = PreemptionPolicy()
-    drive.add(runs := sequence(prompt=340, max_tokens=440, sparse=False))
-    drive.until(runs, Status.RUNNING)
+    drive.start(sequence(prompt=340, max_tokens=440, sparse=False))
     drive.add(large := sequence(prompt=480, max_tokens=300, sparse=False))
     drive.go()
     large.turn.times_overtaken = MAX_OVERTAKEN
