@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +27,21 @@ from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.parallel.shard import Shard
-from hiscore.settings import CacheSettings, PrefixCaching, Selector
+from hiscore.settings import CacheSettings, Selector
 
 MIB = 2**20
 SMALL = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, context_length=4_096)
+LATENTS = ModelShape(1, 1, 576, (None,) * 8, 32_768, index_dim=128, top_k=2_048)
+
+
+def plan(
+    memory: MemoryBudget,
+    model: ModelShape = SMALL,
+    dtype: torch.dtype = torch.float32,
+    rows: int = 256,
+    **settings: Any,
+) -> tuple[CacheShape, CacheConfig]:
+    return plan_cache(CacheSettings(**{"selector": "quest", **settings}), model, memory, dtype, rows)
 
 
 @given(
@@ -46,30 +59,17 @@ def test_pools_take_no_more_than_there_is(
 ) -> None:
     windows = (512,) * windowed + (None,) * (4 - windowed)
     model = ModelShape(2, 2, 16, windows, context)
-    settings = CacheSettings(
-        selector=selector, sparse_top_k=top_k, device_buffer_size=top_k + more, backup_ring=1
-    )
+    settings = {"selector": selector, "sparse_top_k": top_k, "device_buffer_size": top_k + more}
     memory = MemoryBudget(host * MIB, device * MIB, streams)
     try:
-        shape, cache_config = plan_cache(settings, model, memory, torch.float32, 256)
+        shape, cache_config = plan(memory, model, backup_ring=1, **settings)
     except ValueError:
         # With all of both there is always room.
-        plan_cache(settings, model, MemoryBudget(2**50, 2**50, streams), torch.float32, 256)
+        plan(MemoryBudget(2**50, 2**50, streams), model, backup_ring=1, **settings)
         return
     sizes = shape.bytes(torch.float32)
-    tables = sum(
-        sizes[name]
-        for name in (
-            "host_block_table",
-            "device_block_table",
-            "window_block_table",
-            "fully_resident",
-            "full_attention",
-            "hits",
-            "misses",
-            "mass",
-        )
-    )
+    flags = ("fully_resident", "full_attention", "hits", "misses", "mass")
+    tables = sum(size for name, size in sizes.items() if name.endswith("_block_table") or name in flags)
     row = 4 * len(shape.host_layers) * prod((model.kv_parts, model.kv_heads, model.head_dim))
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE * row
     assert sizes["host_kv"] <= memory.host_bytes
@@ -87,21 +87,17 @@ def test_pools_take_no_more_than_there_is(
 def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int) -> None:
     """An indexer selects by its checkpoint's top-k: the ring makes no difference."""
     indexed = replace(SMALL, kv_heads=1, kv_parts=1, index_dim=8, top_k=top_k)
-    settings = CacheSettings(selector="dsa", sparse_top_k=64, device_buffer_size=64, backup_ring=top_k)
-    shape, _ = plan_cache(settings, indexed, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
+    settings = {"selector": "dsa", "sparse_top_k": 64, "device_buffer_size": 64, "backup_ring": top_k}
+    shape, _ = plan(MemoryBudget(2**30, 2**30, 4), indexed, **settings)
     assert shape.top_pages == top_k
     assert shape.lru_pages >= top_k
 
 
 def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
     """A 32k request of GLM-MoE-DSA's rows, where one layer in four has its own indexer."""
-    windows, sharing = (None,) * 8, frozenset({1, 2, 3, 5, 6, 7})
-    model = ModelShape(1, 1, 576, windows, 32_768, index_dim=128, top_k=2_048)
-    bytes_ = {}
-    for name, shape in {"own": model, "shared": replace(model, sharing_layers=sharing)}.items():
-        planned, _ = plan_cache(
-            CacheSettings(selector="dsa"), shape, MemoryBudget(2**50, 2**50, 1), torch.bfloat16, 256
-        )
+    shared, bytes_ = replace(LATENTS, sharing_layers=frozenset({1, 2, 3, 5, 6, 7})), {}
+    for name, shape in {"own": LATENTS, "shared": shared}.items():
+        planned, _ = plan(MemoryBudget(2**50, 2**50, 1), shape, torch.bfloat16, selector="dsa")
         bytes_[name] = replace(planned, host_pages=32_768, device_pages=4_096 + 4).bytes(torch.bfloat16)
         assert planned.indexed_layers == tuple(range(0, 8, 1 if name == "own" else 4))
     assert bytes_["shared"].pop("index") * 4 == bytes_["own"].pop("index") == 8 * 32_768 * 128 * 2
@@ -111,35 +107,28 @@ def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_that_share_the_host_pool_have_room_for_more(ranks: int) -> None:
     """The same bytes on each hold the pages of all; the device's pools are those of one rank alone."""
-    model = ModelShape(1, 1, 576, (None,) * 8, 32_768, index_dim=128, top_k=2_048)
     page = 8 * 576 * 2
-    settings = CacheSettings(selector="dsa", max_context=32_768)
+    latents = partial(plan, dtype=torch.bfloat16, selector="dsa", max_context=32_768)
     memory = MemoryBudget(40_000 * page, 2**50, 64)
-    alone, config = plan_cache(settings, model, memory, torch.bfloat16, 256)
+    alone, config = latents(memory, LATENTS)
     assert alone.host_pages == 40_000
     assert not config.host_is_shared
     for rank in range(ranks):
-        shared = replace(model, host_share=Shard(rank, ranks))
-        shape, config = plan_cache(settings, shared, memory, torch.bfloat16, 256)
+        shared = replace(LATENTS, host_share=Shard(rank, ranks))
+        shape, config = latents(memory, shared)
         assert shape.host_pages == config.host_pages == 40_000 * ranks
         assert config.host_is_shared
         assert shape.bytes(torch.bfloat16)["host_kv"] == memory.host_bytes
         # One sequence needs a share on each rank, and no less.
         least = replace(memory, host_bytes=32_768 // ranks * page)
-        plan_cache(settings, shared, least, torch.bfloat16, 256)
+        latents(least, shared)
         with pytest.raises(ValueError, match="HOST_KV_BYTES"):
-            plan_cache(settings, shared, replace(least, host_bytes=least.host_bytes - 1), torch.bfloat16, 256)
+            latents(replace(least, host_bytes=least.host_bytes - 1), shared)
 
 
 def test_a_buffer_is_no_longer_than_a_stream() -> None:
     """Tables and scratch have an entry for each page of a buffer, whether a sequence can use it or not."""
-    memory = MemoryBudget(2**40, 2**40, 4)
-    planned = [
-        plan_cache(
-            CacheSettings(selector="quest", device_buffer_size=size), SMALL, memory, torch.float32, 256
-        )
-        for size in (4_096, 10**9)
-    ]
+    planned = [plan(MemoryBudget(2**40, 2**40, 4), device_buffer_size=size) for size in (4_096, 10**9)]
     for shape, _ in planned:
         assert shape.lru_pages <= shape.max_pages <= shape.buffer_pages  # all of the longest sequence fits
     small, large = (sum(shape.bytes(torch.float32).values()) for shape, _ in planned)
@@ -158,8 +147,7 @@ def test_a_buffer_is_no_longer_than_a_stream() -> None:
 def test_a_buffer_of_the_asked_size_holds_ring_and_lru_pages(
     asked: dict[str, int], ring: int, top: int, buffer: int
 ) -> None:
-    settings = CacheSettings(selector="quest", **asked)
-    shape, cache_config = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
+    shape, cache_config = plan(MemoryBudget(2**30, 2**30, 4), **asked)
     assert (shape.ring_pages, shape.top_pages, shape.buffer_pages) == (ring, top, buffer)
     assert (cache_config.ring_pages, cache_config.lru_pages) == (ring, buffer - ring)
 
@@ -170,10 +158,7 @@ def test_fewer_dense_layers_leave_room_for_larger_buffers(monkeypatch: pytest.Mo
     longest = []
     for layers, dense in ((0, {3}), (1, {0, 3}), (2, {0, 1, 3}), (3, {0, 1, 2, 3}), (9, {0, 1, 2, 3})):
         monkeypatch.setitem(SELECTORS, "quest", replace(SELECTORS["quest"], dense_layers=layers))
-        settings = CacheSettings(selector="quest", sparse_top_k=256)
-        shape, cache_config = plan_cache(
-            settings, model, MemoryBudget(MIB * 64, MIB * 24, 8), torch.float32, 256
-        )
+        shape, cache_config = plan(MemoryBudget(MIB * 64, MIB * 24, 8), model, sparse_top_k=256)
         assert shape.dense_layers == dense
         assert cache_config.dense == (len(dense) == 4)
         longest.append(cache_config.host_pages)
@@ -182,9 +167,7 @@ def test_fewer_dense_layers_leave_room_for_larger_buffers(monkeypatch: pytest.Mo
     assert longest[3] == longest[4]
     # Of quest alone.
     indexed = replace(model, kv_heads=1, kv_parts=1, index_dim=8)
-    shape, _ = plan_cache(
-        CacheSettings(selector="dsa"), indexed, MemoryBudget(MIB * 64, MIB * 64, 1), torch.float32, 1
-    )
+    shape, _ = plan(MemoryBudget(MIB * 64, MIB * 64, 1), indexed, selector="dsa", rows=1)
     assert shape.dense_layers == {3}
 
 
@@ -212,8 +195,7 @@ def test_layers_with_a_window_keep_no_more_than_that(
     held: tokens of the dense layers or of the buffers.
     """
     memory = MemoryBudget(40 * GIB, device * GIB, 64)
-    settings = CacheSettings(selector=selector)
-    shape, cache_config = plan_cache(settings, GEMMA_3_12B, memory, torch.bfloat16, 4_096)
+    shape, cache_config = plan(memory, GEMMA_3_12B, torch.bfloat16, 4_096, selector=selector)
     assert cache_config.context_length == 32_768
     assert (shape.host_pages if selector == "dense" else shape.device_pages) * shape.page_size == held
     sizes = shape.bytes(torch.bfloat16)
@@ -232,25 +214,21 @@ def test_layers_with_a_window_keep_no_more_than_that(
 @pytest.mark.parametrize("selector", ["auto", "dense", "quest"])
 def test_without_windows_a_prefix_cache_is_on_and_takes_no_memory(selector: Selector) -> None:
     """The pools are the same. The control: with windows it is off."""
-    memory = MemoryBudget(MIB * 64, MIB * 64, 4)
-
-    def plan(prefix_cache: PrefixCaching, model: ModelShape = SMALL) -> tuple[CacheShape, CacheConfig]:
-        settings = CacheSettings(selector=selector, prefix_cache=prefix_cache)
-        return plan_cache(settings, model, memory, torch.float32, 256)
-
-    on, off = plan(True), plan(False)
-    assert plan("auto") == on
+    memory, windows = MemoryBudget(MIB * 64, MIB * 64, 4), replace(SMALL, windows=(None, 64) * 2)
+    on, off, auto, *with_windows = (
+        plan(memory, model, selector=selector, prefix_cache=prefix_cache)
+        for model in (SMALL, windows)
+        for prefix_cache in (True, False, "auto")
+    )
+    assert auto == on
     assert on[0] == off[0]
     assert on[1] == replace(off[1], prefix_cache=True) != off[1]
-    windows = replace(SMALL, windows=(None, 64) * 2)
-    assert plan("auto", windows) == plan(True, windows) == plan(False, windows)
+    assert with_windows == [with_windows[0]] * 3
 
 
 def test_windows_longer_than_the_context_take_no_more_than_it() -> None:
     model = ModelShape(2, 2, 16, (4_096, None) * 2, 1_000)
-    shape, _ = plan_cache(
-        CacheSettings(selector="quest"), model, MemoryBudget(MIB * 64, MIB * 64, 4), torch.float32, 1
-    )
+    shape, _ = plan(MemoryBudget(MIB * 64, MIB * 64, 4), model, rows=1)
     assert shape.window_ring == shape.max_pages == 32
     # Of four sequences, and of those that are preempted for them.
     assert shape.window_pages == 4 * 4 * 32
@@ -258,9 +236,7 @@ def test_windows_longer_than_the_context_take_no_more_than_it() -> None:
 
 def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
     model = ModelShape(2, 2, 16, (128,) * 4, 4_096)
-    _, cache_config = plan_cache(
-        CacheSettings(selector="quest"), model, MemoryBudget(0, MIB * 64, 4), torch.float32, 1
-    )
+    _, cache_config = plan(MemoryBudget(0, MIB * 64, 4), model, rows=1)
     assert cache_config.dense
     assert cache_config.device_pages == 0
 
@@ -274,7 +250,7 @@ def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
 )
 def test_what_is_too_small_is_named(memory: MemoryBudget, named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        plan_cache(CacheSettings(selector="quest"), SMALL, memory, torch.float32, 256)
+        plan(memory)
 
 
 @pytest.mark.parametrize("selector", ["quest", "dense"])
@@ -285,38 +261,34 @@ def test_just_the_bytes_that_are_asked_for_are_enough_for_one_sequence(
 ) -> None:
     """Dense took a device pool of 160 tokens for 32 sequences."""
     model = replace(SMALL, context_length=max_context or SMALL.context_length)
-    settings = CacheSettings(selector=selector, max_context=max_context)
 
-    def plan(size: int) -> CacheConfig:
+    def planned_with(size: int) -> CacheConfig:
         host, device = (size, 2**30) if pool == "HOST_KV_BYTES" else (2**30, size)
-        return plan_cache(settings, model, MemoryBudget(host, device, 32), torch.float32, 256)[1]
+        return plan(MemoryBudget(host, device, 32), model, selector=selector, max_context=max_context)[1]
 
     with pytest.raises(ValueError, match=f"one sequence of {tokens} tokens") as refused:
-        plan(1)
+        planned_with(1)
     assert pool in str(refused.value)
     needed = int(str(refused.value).split("at least ")[1].split()[0])
-    planned = plan(needed)
+    planned = planned_with(needed)
     params = SamplingParams(max_tokens=9)
     check_fits(DecodeCall(np.zeros(tokens - 9, np.int32), params, math.inf, math.inf), planned)
     with pytest.raises(ValueError, match=f"{pool} is .* at least {needed} are needed"):
-        plan(needed - 1)
+        planned_with(needed - 1)
 
 
 def test_an_indexers_keys_in_staging_count() -> None:
-    windows, sharing = (None,) * 8, frozenset({1, 2})
-    model = ModelShape(1, 1, 576, windows, 32_768, index_dim=128, top_k=2_048, sharing_layers=sharing)
+    model = replace(LATENTS, sharing_layers=frozenset({1, 2}))
     assert staging_token_bytes(model, torch.bfloat16) == (8 * 576 + 6 * 128) * 2
     least = 32_768 * staging_token_bytes(model, torch.bfloat16)
-    settings = CacheSettings(selector="dsa", max_context=32_768)
     with pytest.raises(ValueError, match="DEVICE_KV_BYTES"):
-        plan_cache(settings, model, MemoryBudget(2**40, least, 1), torch.bfloat16, 256)
+        plan(MemoryBudget(2**40, least, 1), model, torch.bfloat16, selector="dsa", max_context=32_768)
 
 
 def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:
     """A context that does not fit is no error: it is cut to the longest that fits."""
-    settings = CacheSettings(selector="quest", sparse_top_k=256, device_buffer_size=512)
-    model = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, context_length=100_000)
-    held = [context(settings, model, 2**20 * size) for size in (8, 32, 64, 1024)]
+    model = replace(SMALL, context_length=100_000)
+    held = [context(model, MIB * size) for size in (8, 32, 64, 1024)]
     assert held == sorted(set(held))
     assert held[0] >= SHORTEST
     assert held[-1] == model.context_length
@@ -324,10 +296,11 @@ def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixt
     assert f"room for sequences of {held[0]} tokens, MAX_CONTEXT would be 100000" in caplog.text
     # One more page of tokens does not fit, as a model with exactly that context shows.
     longer = replace(model, context_length=held[1] + CONTEXT_PAGE)
-    assert context(settings, longer, 2**20 * 32) == held[1]
+    assert context(longer, MIB * 32) == held[1]
 
 
-def context(settings: CacheSettings, model: ModelShape, device: int) -> int:
-    _, cache_config = plan_cache(settings, model, MemoryBudget(2**40, device, 1), torch.float32, 256)
+def context(model: ModelShape, device: int) -> int:
+    memory = MemoryBudget(2**40, device, 1)
+    _, cache_config = plan(memory, model, sparse_top_k=256, device_buffer_size=512)
     assert cache_config.staging_pages * STAGING_PAGE_SIZE >= cache_config.context_length
     return cache_config.context_length
