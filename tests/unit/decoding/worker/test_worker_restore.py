@@ -16,17 +16,19 @@ from tests.support.decoding import build, prompt
 from tests.support.late_copies import LateCopies
 from tests.support.tiers import first_of
 from tests.support.worker_driver import Driver
-from tests.unit.decoding.worker.test_prefix import LATER, OTHER, SETTINGS, START, Seen, run
+from tests.unit.decoding.worker.test_prefix import LATER, OTHER, SETTINGS, START, maker, run
 
+Of = Callable[[str], Path]
+"""A checkpoint's path, by its family."""
 POLLS = 50
 """How often an event is asked for before its copy runs; alone, what reads a copy is launched without asking."""
 BESIDE = ["quest", "exact", "dsa"]  # dense layers keep what they have
 
 
-def resumed(path: Path, selector: str, late: LateCopies | None) -> Tensor:
+def resumed(path: Of, selector: str, late: LateCopies | None) -> Tensor:
     """Logits of a sequence that is preempted, and resumed when another has used its staging pages."""
-    _, top_k, buffer = SETTINGS[selector]
-    worker = build(path, selector, top_k, buffer)
+    family, top_k, buffer = SETTINGS[selector]
+    worker = build(path(family), selector, top_k, buffer)
     if late:
         late.install(worker)
     driver = Driver(worker)
@@ -43,27 +45,22 @@ def resumed(path: Path, selector: str, late: LateCopies | None) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", SETTINGS)
-def test_a_late_restore_changes_no_bit(path: Callable[[str], Path], selector: str) -> None:
-    of = path(SETTINGS[selector][0])
-    at_once = resumed(of, selector, None)
+def test_a_late_restore_changes_no_bit(path: Of, selector: str) -> None:
+    at_once = resumed(path, selector, None)
     assert at_once.isfinite().all()
-    assert torch.equal(at_once, resumed(of, selector, LateCopies(POLLS)))
+    assert torch.equal(at_once, resumed(path, selector, LateCopies(POLLS)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", BESIDE)
-def test_an_admission_that_does_not_wait_for_its_restore_is_seen(
-    path: Callable[[str], Path], selector: str
-) -> None:
-    of = path(SETTINGS[selector][0])
+def test_an_admission_that_does_not_wait_for_its_restore_is_seen(path: Of, selector: str) -> None:
     deaf = LateCopies(POLLS, deaf_to=Queue.RESTORE)
-    assert not torch.equal(resumed(of, selector, None), resumed(of, selector, deaf))
+    assert not torch.equal(resumed(path, selector, None), resumed(path, selector, deaf))
 
 
-def found(path: Path, selector: str, late: LateCopies | None) -> list[Tensor]:
+def found(path: Of, selector: str, late: LateCopies | None) -> list[Tensor]:
     """Logits after three prompts, the last of which begins as the first."""
-    _, top_k, buffer = SETTINGS[selector]
-    seen = Seen(build(path, selector, top_k, buffer, chunk=64, prefix_cache=True))
+    seen = maker(path)(selector)
     if late:
         late.install(seen.worker)
     with serving(seen.worker) as client:
@@ -74,20 +71,16 @@ def found(path: Path, selector: str, late: LateCopies | None) -> list[Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", SETTINGS)
-def test_a_prefix_that_comes_late_changes_no_bit(path: Callable[[str], Path], selector: str) -> None:
-    of = path(SETTINGS[selector][0])
-    logits = [found(of, selector, late) for late in (None, LateCopies(POLLS))]
+def test_a_prefix_that_comes_late_changes_no_bit(path: Of, selector: str) -> None:
+    logits = [found(path, selector, late) for late in (None, LateCopies(POLLS))]
     assert torch.equal(*map(torch.stack, logits))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", BESIDE)
-def test_a_prefill_that_does_not_wait_for_its_prefix_is_seen(
-    path: Callable[[str], Path], selector: str
-) -> None:
-    of = path(SETTINGS[selector][0])
-    *_, right = found(of, selector, None)
-    *_, wrong = found(of, selector, LateCopies(POLLS, deaf_to=Queue.RESTORE))
+def test_a_prefill_that_does_not_wait_for_its_prefix_is_seen(path: Of, selector: str) -> None:
+    *_, right = found(path, selector, None)
+    *_, wrong = found(path, selector, LateCopies(POLLS, deaf_to=Queue.RESTORE))
     assert not torch.equal(right, wrong)
 
 
@@ -95,14 +88,14 @@ SELECTING = {**{name: SETTINGS[name] for name in BESIDE}, "auto": SETTINGS["ques
 
 
 def interrupted(
-    path: Path, selector: str, alone: bool, length: int = 300, **on: Any
+    path: Of, selector: str, alone: bool, length: int = 300, **on: Any
 ) -> tuple[Tensor, list[int]]:
     """Logits of a sequence that selects, is preempted and goes on; and how many tokens were copied back at a time.
 
     alone: its index is known to be complete.
     """
-    _, top_k, buffer = SELECTING[selector]
-    worker, copied = build(path, selector, top_k, buffer, **on), []
+    family, top_k, buffer = SELECTING[selector]
+    worker, copied = build(path(family), selector, top_k, buffer, **on), []
     restore = worker._ops.restore_prompt
 
     def count_and_restore(staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
@@ -123,8 +116,7 @@ def interrupted(
         seq_index = driver.resume(sequence)
     # Past the next page's beginning.
     found += [driver.step([seq_index], fed=[token]) for token in range(3, 40)]
-    logits = torch.cat(found).cpu()
-    return logits, copied
+    return torch.cat(found).cpu(), copied
 
 
 @pytest.mark.parametrize("length", first_of(320 - 3, 320 - 2, 300, others=pytest.mark.slow))
@@ -133,9 +125,8 @@ def test_one_that_selects_goes_on_with_its_buffer_alone(path: Any, selector: str
     """With the bits of one that comes back as a whole; what it had on the device is poison by then."""
     if length != 300 and selector in ("exact", "dsa"):
         pytest.skip("pages of one token begin anywhere")
-    of = path(SELECTING[selector][0])
-    whole, all_tokens = interrupted(of, selector, alone=False, length=length)
-    found, copied = interrupted(of, selector, alone=True, length=length)
+    whole, all_tokens = interrupted(path, selector, alone=False, length=length)
+    found, copied = interrupted(path, selector, alone=True, length=length)
     assert found.isfinite().all()
     assert torch.equal(found, whole)
     assert all_tokens == [length + 2, length + 5]
@@ -153,10 +144,9 @@ def test_one_that_goes_on_with_other_pages_is_seen(
         pages, places = right(*sizes)
         return pages - (pages > 1), places
 
-    of = path(SELECTING[selector][0])
-    found, _ = interrupted(of, selector, alone=True)
+    found, _ = interrupted(path, selector, alone=True)
     monkeypatch.setattr(prompt_pages, "initial_pages", earlier)
-    wrong, _ = interrupted(of, selector, alone=True)
+    wrong, _ = interrupted(path, selector, alone=True)
     assert not torch.equal(found, wrong)
 
 
@@ -172,10 +162,7 @@ class LateIndex(LateCopies):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deaf_to", [None, Queue.RESTORE])
-def test_a_prefill_that_does_not_wait_for_the_index_is_seen(
-    path: Callable[[str], Path], deaf_to: Queue | None
-) -> None:
-    of = path(SETTINGS["dsa"][0])
-    *_, right = found(of, "dsa", None)
-    *_, late = found(of, "dsa", LateIndex(POLLS, deaf_to))
+def test_a_prefill_that_does_not_wait_for_the_index_is_seen(path: Of, deaf_to: Queue | None) -> None:
+    *_, right = found(path, "dsa", None)
+    *_, late = found(path, "dsa", LateIndex(POLLS, deaf_to))
     assert torch.equal(right, late) == (deaf_to is None)
