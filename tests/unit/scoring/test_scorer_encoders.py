@@ -50,13 +50,11 @@ Scorers = Callable[..., Scorer]
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Tiny encoders by (name, labels) with their truth, made on first use."""
-    made: dict[tuple[str, int], tuple[Path, PairTruth]] = {}
 
+    @cache
     def get(name: str, labels: int = 2) -> tuple[Path, PairTruth]:
-        if (name, labels) not in made:
-            directory = make(name, tmp_path_factory.mktemp(name), labels)
-            made[name, labels] = directory, PairTruth(directory)
-        return made[name, labels]
+        directory = make(name, tmp_path_factory.mktemp(name), labels)
+        return directory, PairTruth(directory)
 
     return get
 

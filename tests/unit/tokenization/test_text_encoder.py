@@ -1,6 +1,7 @@
 """Texts get the ids of the checkpoint's own tokenizer, whichever library gives them."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -14,7 +15,7 @@ from hiscore.checkpoint import resolve
 from hiscore.tokenization import text_encoder as module
 from hiscore.tokenization.byte_level_bpe import SEPARATOR
 from hiscore.tokenization.panics import Panic, panics_raised
-from hiscore.tokenization.text_encoder import TextEncoder
+from hiscore.tokenization.text_encoder import TextEncoder, any_of
 from tests.support import tiny_tokenizers as tiny
 from tests.support.client_environment import package_file
 from tests.support.tiers import first_of
@@ -202,3 +203,36 @@ def test_many_characters_are_encoded_in_parts_and_in_order(monkeypatch: pytest.M
     assert TextEncoder(BUILT["gpt2"]).encode(texts) == [ids(BUILT["gpt2"], text) for text in texts]
     assert len(parts) > 10
     assert sorted(text for part in parts for text in part) == sorted(texts)
+
+
+WORDS = st.text("ab.|", min_size=1, max_size=4)
+
+
+@given(st.lists(WORDS, max_size=8), st.text("ab.|", max_size=8))
+def test_it_matches_the_longest_word_at_the_first_place(words: list[str], text: str) -> None:
+    found = any_of(words).search(text)
+    assert (found is not None) == any(word in text for word in words)
+    if found:
+        place = min(text.find(word) for word in words if word in text)
+        assert found.start() == place
+        assert found.group() == max((word for word in words if text.startswith(word, place)), key=len)
+
+
+def test_words_that_begin_alike_share_a_beginning() -> None:
+    """Else each is tried at every place: a long text of `<` would hold up everybody."""
+    words = [f"<SPECIAL_{number}>" for number in range(1000)]
+    control = "|".join(map(re.escape, words))
+    assert control.count("SPECIAL") == 1000
+    assert any_of([*words, "<s>", "[INST]"]).pattern.count("SPECIAL") == 1
+
+
+@pytest.mark.slow
+def test_words_may_share_any_number_of_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["a" * number + "b" for number in range(1000)]
+    expression = any_of([*words, "a" * 200])
+    assert expression.search("aac" * 9) is None
+    for text in ("aab", "a" * 300 + "b", "a" * 200):
+        assert expression.fullmatch(text)
+    monkeypatch.setattr(module, "MOST_LEVELS", 10**4)
+    with pytest.raises(RecursionError):
+        any_of(words)

@@ -13,12 +13,9 @@ import torch
 from hiscore.decoding.kv_cache import cache as module
 from hiscore.decoding.kv_cache.cache import HUGE_PAGE, KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
+from tests.unit.decoding.kv_cache.test_shape import SHAPE as SHAPE_OF_8
 
-SHAPE = CacheShape(
-    layers=4, kv_heads=3, kv_parts=2, head_dim=2, page_size=4, max_sequences=6, max_pages=24, host_pages=80,
-    device_pages=48, lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index_kind="bounds",
-    sharing_layers=frozenset({2}),
-)  # fmt: skip
+SHAPE = replace(SHAPE_OF_8, head_dim=2)
 
 
 def allocate(dtype: torch.dtype = torch.float32, shape: CacheShape = SHAPE) -> KVCache:

@@ -7,14 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.sparse import block_tables
-
-SHAPE = CacheShape(
-    layers=3, kv_heads=3, kv_parts=2, head_dim=2, page_size=4, max_sequences=6, max_pages=24,
-    host_pages=80, device_pages=48,
-    lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index_kind="bounds",
-)  # fmt: skip
+from tests.unit.decoding.sparse.test_residency import SHAPE
 
 
 def test_more_device_pages_than_host_pages_are_refused() -> None:

@@ -56,6 +56,12 @@ def batch_of(rows: list[Row]) -> SamplingBatch:
     return make_sampling_batch([row.sequence for row in rows], positions)
 
 
+def sample(rows: list[Row], logits: Tensor) -> Sampled:
+    """By a sampler that has counted nothing before."""
+    indices = np.array([row.seq_index for row in rows], np.int32)
+    return TokenSampler(len(rows), torch.device("cpu")).sample(logits.clone(), indices, batch_of(rows))
+
+
 def some_rows() -> list[Row]:
     return [
         Row([1, 2, 2], SamplingParams(), 4),
@@ -128,7 +134,7 @@ def test_logprobs_are_those_of_the_models_own_logits() -> None:
     logits = random_logits(0)[:4]
     batch = batch_of(rows)
     truth = torch.log_softmax(logits.double(), -1)
-    ids, packed, _ = TokenSampler(4, torch.device("cpu")).sample(logits.clone(), np.arange(4), batch)
+    ids, packed, _ = sample(rows, logits)
     assert packed is not None
     reported = unpack(packed.numpy(), batch)
     assert set(reported) == {0, 2, 3}
@@ -144,11 +150,10 @@ def test_logprobs_are_those_of_the_models_own_logits() -> None:
 
 
 def test_a_log_probability_of_minus_infinity_is_a_number() -> None:
-    batch = batch_of([Row([1], SamplingParams(logprobs=3), 0)])
-    logits = torch.tensor([[0.0, -math.inf]])
-    _, packed, _ = TokenSampler(1, torch.device("cpu")).sample(logits, np.array([0], np.int32), batch)
+    rows = [Row([1], SamplingParams(logprobs=3), 0)]
+    _, packed, _ = sample(rows, torch.tensor([[0.0, -math.inf]]))
     assert packed is not None
-    assert unpack(packed.numpy(), batch)[0].top_values.tolist() == [0.0, LEAST, LEAST]
+    assert unpack(packed.numpy(), batch_of(rows))[0].top_values.tolist() == [0.0, LEAST, LEAST]
 
 
 def sampled_within(limit: int, rows: list[Row], logits: Tensor) -> tuple[Sampled, int]:
@@ -221,11 +226,7 @@ def test_only_the_repetition_penalty_looks_at_the_prompt() -> None:
     logits = torch.zeros(1, VOCABULARY).index_fill_(1, torch.tensor([20]), 1.0)
 
     def first(**penalty: float) -> int:
-        batch = batch_of([Row([20, 20], SamplingParams(**penalty), 0)])  # type: ignore[arg-type]
-        sampled = TokenSampler(1, torch.device("cpu")).sample(
-            logits.clone() - 2, np.array([0], np.int32), batch
-        )
-        return int(sampled.ids[0])
+        return int(sample([Row([20, 20], SamplingParams(**penalty), 0)], logits - 2).ids[0])  # type: ignore[arg-type]
 
     assert first(presence_penalty=2.0) == first(frequency_penalty=2.0) == 20
     assert first(repetition_penalty=3.0) == 0
@@ -247,8 +248,6 @@ def test_a_mask_that_is_none_fails_its_own_row(bad: Any) -> None:
     for row, mask in zip(rows[1:], masks, strict=True):
         row.sequence.mask = mask
     logits = torch.zeros(4, VOCABULARY).index_fill_(1, torch.tensor([20]), 1.0)
-    sampled = TokenSampler(4, torch.device("cpu")).sample(
-        logits, np.arange(4, dtype=np.int32), batch_of(rows)
-    )
+    sampled = sample(rows, logits)
     assert list(sampled.failures) == [2]
     assert [int(sampled.ids[row]) for row in (0, 1, 3)] == [20, 3, 4]

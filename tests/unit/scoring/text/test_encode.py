@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,11 @@ LABELS = np.array([5, 6], np.int32)
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[TextTokenizer, Any]]:
     """Our tokenizer and the reference, from the same directory."""
-    loaded: dict[str, tuple[TextTokenizer, Any]] = {}
 
+    @cache
     def get(name: str) -> tuple[TextTokenizer, Any]:
-        if name not in loaded:
-            directory = tiny.save(BUILDERS[name](), tmp_path_factory.mktemp(name))
-            loaded[name] = load_tokenizer(directory), AutoTokenizer.from_pretrained(directory)
-        return loaded[name]
+        directory = tiny.save(BUILDERS[name](), tmp_path_factory.mktemp(name))
+        return load_tokenizer(directory), AutoTokenizer.from_pretrained(directory)
 
     return get
 
@@ -82,26 +81,22 @@ REQUESTS = st.builds(
 
 
 @pytest.mark.parametrize("name", first_of(*BUILDERS, others=pytest.mark.slow))
-def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
+@settings(max_examples=150)
+@given(batch=st.lists(REQUESTS, max_size=3))
+def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load, batch: list[TextRequest]) -> None:
     ours, truth = load(name)
     assert (ours.splits is not None) == (name in tiny.WITH_SAFE_SPLITS)
-
-    @settings(max_examples=150, deadline=None)
-    @given(st.lists(REQUESTS, max_size=3))
-    def check(batch: list[TextRequest]) -> None:
-        for call, answer in zip(batch, encode_requests(ours, batch, Limits(), FACTS), strict=True):
-            texts = [item + call.query for item in call.items]
-            if isinstance(answer, RequestError):
-                assert "both empty" in answer.message
-                assert any(truth(text)["input_ids"] == [] for text in texts)
-                continue
-            assert true_to(truth, answer, call)
-            query_length = answer.prompt.query_length
-            following = {tuple(ids[query_length : query_length + 1]) for ids in sequences(answer)}
-            if len(call.items) > 1:
-                assert () in following or len(following) > 1, "more could have been shared"
-
-    check()
+    for call, answer in zip(batch, encode_requests(ours, batch, Limits(), FACTS), strict=True):
+        texts = [item + call.query for item in call.items]
+        if isinstance(answer, RequestError):
+            assert "both empty" in answer.message
+            assert any(truth(text)["input_ids"] == [] for text in texts)
+            continue
+        assert true_to(truth, answer, call)
+        query_length = answer.prompt.query_length
+        following = {tuple(ids[query_length : query_length + 1]) for ids in sequences(answer)}
+        if len(call.items) > 1:
+            assert () in following or len(following) > 1, "more could have been shared"
 
 
 @pytest.mark.parametrize("name", tiny.WITH_SAFE_SPLITS)
@@ -117,17 +112,8 @@ def test_a_wrong_split_is_caught(name: str, load: Load, monkeypatch: pytest.Monk
         return not true_to(truth, one(ours, call), call)
 
     for item_first in (False, True):
-        assert has_example(
-            st.builds(
-                TextRequest,
-                words,
-                st.lists(words, min_size=1),
-                st.none(),
-                st.just(LABELS),
-                st.just(item_first),
-            ),
-            wrong,
-        )
+        items, first = st.lists(words, min_size=1), st.just(item_first)
+        assert has_example(st.builds(TextRequest, words, items, st.none(), st.just(LABELS), first), wrong)
 
 
 class Spy(TextEncoder):
