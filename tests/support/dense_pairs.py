@@ -19,13 +19,14 @@ def forwards_of(lengths: list[int], budget: int, rules: PairRules = FIRST_ROWS_R
 
 
 def random_relative(
-    heads: int, positions: int, head_dim: int, context: int
+    heads: int, positions: int, head_dim: int, context: int, terms: str = "both"
 ) -> tuple[Tensor, RelativeProjections]:
-    """Rows for every distance, of which far ones share the last, and projections."""
+    """Rows for every distance, of which far ones share the last, and projections of "keys", "queries" or "both"."""
     generator = torch.Generator().manual_seed(3)
     keys, queries = (torch.randn(heads, positions, head_dim, generator=generator) for _ in range(2))
     rows = (torch.arange(1 - context, context) + positions // 2).clamp(0, positions - 1).int()
-    return rows, RelativeProjections(keys, queries)
+    of_keys, of_queries = terms in ("keys", "both"), terms in ("queries", "both")
+    return rows, RelativeProjections(keys if of_keys else None, queries if of_queries else None)
 
 
 def dense_pairs(

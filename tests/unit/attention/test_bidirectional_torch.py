@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hiscore.attention import bidirectional_torch
-from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
+from hiscore.attention.bidirectional import BidirectionalShape
 from hiscore.attention.bidirectional_torch import TorchBidirectionalAttention
 from hiscore.scoring.packing.pairs import PairRules
 from tests.support.dense_pairs import dense_pairs, forwards_of, random_relative
@@ -23,11 +23,7 @@ def test_attention_equals_the_dense_mask(
     reach: int | None, terms: str, reads_all: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bidirectional_torch, "MAX_WEIGHTS", 1_000)  # several batches of one length
-    rows, relative = random_relative(HEADS, 10, HEAD_DIM, 64)
-    if terms != "both":
-        relative = RelativeProjections(
-            relative.keys if terms == "keys" else None, relative.queries if terms == "queries" else None
-        )
+    rows, relative = random_relative(HEADS, 10, HEAD_DIM, 64, terms)
     shape = BidirectionalShape(HEADS, HEAD_DIM, 0.3, (reach, reach), rows if terms else None)
     attention = TorchBidirectionalAttention(shape)
     for forward in forwards_of(LENGTHS, 50, PairRules(reads_all=reads_all)):

@@ -48,11 +48,7 @@ def test_attention_equals_the_dense_mask(
     reach: int | None, terms: str, head_dim: int, reads_all: bool
 ) -> None:
     heads = 2
-    rows, relative = random_relative(heads, 12, head_dim, 100)
-    if terms != "both":
-        relative = RelativeProjections(
-            relative.keys if terms == "keys" else None, relative.queries if terms == "queries" else None
-        )
+    rows, relative = random_relative(heads, 12, head_dim, 100, terms)
     shape = BidirectionalShape(heads, head_dim, 0.3, (reach, reach), rows.to(DEVICE) if terms else None)
     attention = TritonBidirectionalAttention(shape, torch.float32, multiprocessors=3)
     for forward in forwards_of(LENGTHS, 110, PairRules(reads_all=reads_all)):

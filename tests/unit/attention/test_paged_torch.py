@@ -46,19 +46,9 @@ def test_it_is_the_softmax_of_its_definition(
     counts = torch.tensor([[4], [0], [2]], dtype=torch.int32).expand(3, kv_heads)
     device_pages = torch.stack([torch.randperm(40, generator=generator)[: kv_heads * 5] for _ in range(3)])
     device_pages = device_pages.view(3, kv_heads, 5).int()
-    out = paged_attention(
-        q,
-        tokens,
-        page,
-        device_pages,
-        counts,
-        positions,
-        0.3,
-        soft_cap,
-        window,
-        value_width if latent else None,
-        sinks if with_sinks else None,
-    )
+    of_latents, of_sinks = value_width if latent else None, sinks if with_sinks else None
+    lists = tokens, page, device_pages, counts, positions
+    out = paged_attention(q, *lists, 0.3, soft_cap, window, of_latents, of_sinks)
     assert out.shape == (3, heads, value_width)
     assert not out[1].any()
     for row, last in [(0, [0, 1, 2]), (2, [0, 1])]:

@@ -45,9 +45,8 @@ def test_scores_and_the_index_equal_plain_torch(page: int) -> None:
     for layer in shape.sparse_layers:
         for position in range(length, last + 1):
             # Keys come between queries and values.
-            new = random(2, shape.kv_heads * 5, shape.head_dim, seed=position)[:, shape.kv_heads * 3 :][
-                :, : shape.kv_heads
-            ]
+            new = random(2, shape.kv_heads * 5, shape.head_dim, seed=position)[:, sizes.heads :]
+            new = new[:, : shape.kv_heads]
             at = int(plain.host_block_table[seq_index, position // page]) * page + position % page
             at = torch.tensor([-1, at], dtype=torch.int32)
             ops.write_index(layer, new, at.to(DEVICE))
@@ -66,16 +65,8 @@ def test_scores_and_the_index_equal_plain_torch(page: int) -> None:
 
 
 def test_an_indexers_scores_equal_plain_torch() -> None:
-    shape = replace(
-        SHAPE,
-        index_kind="dsa",
-        index_dim=24,
-        kv_heads=1,
-        kv_parts=1,
-        page_size=1,
-        max_pages=90,
-        host_pages=300,
-    )
+    rows = {"kv_heads": 1, "kv_parts": 1, "page_size": 1, "max_pages": 90, "host_pages": 300}
+    shape = replace(SHAPE, index_kind="dsa", index_dim=24, **rows)
     plain = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     keys = random(*plain.index.shape[:2], 24).cpu()
     plain.index.copy_(keys)

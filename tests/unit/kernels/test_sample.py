@@ -24,8 +24,8 @@ CASES = [
 ]  # fmt: skip
 
 
-def options(rows: int) -> list[Tensor]:
-    columns = zip(*(CASES[row % len(CASES)] for row in range(rows)), strict=True)
+def options(cases: list[tuple[float, int, float, float]] = CASES) -> list[Tensor]:
+    columns = zip(*cases, strict=True)
     kinds = (torch.float32, torch.int32, torch.float32, torch.float32)
     return [torch.tensor(values, dtype=kind) for values, kind in zip(columns, kinds, strict=True)]
 
@@ -53,14 +53,14 @@ def draws(rows: int, seed: int = 0) -> Tensor:
 def test_tokens_are_those_of_torch(vocabulary: int, scale: float) -> None:
     rows = len(CASES)
     logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * scale
-    given, uniforms = options(rows), draws(rows)
+    given, uniforms = options(), draws(rows)
     # Another rounding of exp could move a draw over a boundary; none of these is so close to one.
     assert by_kernel(logits, given, uniforms).tolist() == by_torch(logits, given, uniforms).tolist()
 
 
 def test_equal_logits_are_told_apart_by_their_ids() -> None:
     logits = torch.randn(len(CASES), 200, generator=torch.Generator().manual_seed(3)).round()
-    given = options(len(CASES))
+    given = options()
     for seed in range(2):
         uniforms = draws(len(CASES), seed)
         assert by_kernel(logits, given, uniforms).tolist() == by_torch(logits, given, uniforms).tolist()
@@ -68,7 +68,7 @@ def test_equal_logits_are_told_apart_by_their_ids() -> None:
 
 def test_a_row_does_not_depend_on_the_others_nor_on_the_blocks() -> None:
     logits = torch.randn(len(CASES), 150, generator=torch.Generator().manual_seed(5)) * 3
-    given, uniforms = options(len(CASES)), draws(len(CASES))
+    given, uniforms = options(), draws(len(CASES))
     together = by_kernel(logits, given, uniforms)
     for row in (3, 4, 6, 9):
         own = slice(row, row + 1)
@@ -82,24 +82,18 @@ def test_masked_and_broken_rows() -> None:
         [[-inf, 5.0, -inf, -5.0, 60.0, -inf], [0, nan, 1, 0, 0, 0], [inf, 0, 1, 0, 0, 0], [-inf] * 6]
     )
     for case in CASES[:7]:
-        given = [
-            torch.tensor([value] * 4).to(kind)
-            for value, kind in zip(
-                case, (torch.float32, torch.int32, torch.float32, torch.float32), strict=True
-            )
-        ]
+        given = options([case] * 4)
         drawn = by_kernel(logits, given, torch.full((4,), 0.5, dtype=torch.float64), block=8, listed=8)
         assert int(drawn[0]) in (1, 3, 4)
-        assert int(drawn[0]) == int(
-            by_torch(logits[:1], [each[:1] for each in given], torch.tensor([0.5], dtype=torch.float64))
-        )
+        first = [each[:1] for each in given]
+        assert int(drawn[0]) == int(by_torch(logits[:1], first, torch.tensor([0.5], dtype=torch.float64)))
         assert bool(((drawn >= 0) & (drawn < 6)).all())
 
 
 def test_control_each_option_matters() -> None:
     logits = torch.randn(10, 300, generator=torch.Generator().manual_seed(7)) * 2
     uniforms = draws(10)
-    plain = [torch.ones(10), torch.zeros(10, dtype=torch.int32), torch.ones(10), torch.zeros(10)]
+    plain = options([(1.0, 0, 1.0, 0.0)] * 10)
     for place, value in enumerate((0.5, 3, 0.4, 0.4)):
         changed = [each.clone() for each in plain]
         changed[place].fill_(value)
@@ -130,10 +124,8 @@ def test_candidates_beyond_the_list_are_narrowed_down_or_searched(
 ) -> None:
     """The control is a list that holds them all: nothing is narrowed down and nothing searched."""
     cases = [(0, 0.5), (0, 0.99), (5, 0.9), (200, 1.0), (40, 0.3)]
-    found = Found()
+    given, found = options([(1.0, *case, 0.0) for case in cases]), Found()
     monkeypatch.setattr(triton_sampler, "draw_tokens", found)
-    top_k, top_p = (torch.tensor(values) for values in zip(*cases, strict=True))
-    given = [torch.ones(5), top_k.int(), top_p, torch.zeros(5)]
     for seed, scale in enumerate((0.02, 0.5, 2.0)):
         logits = torch.randn(5, 400, generator=torch.Generator().manual_seed(seed)) * scale
         for rounded in (logits, (logits / scale * 8).round() * scale / 8):
@@ -148,8 +140,7 @@ def test_candidates_beyond_the_list_are_narrowed_down_or_searched(
 def test_lists_of_any_length_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short ones are compared, others sorted; what is certain beside a list is drawn by splits."""
     cases = [(0, 0.5), (0, 0.99), (5, 0.9), (60, 1.0), (40, 0.3), (0, 0.9)]
-    top_k, top_p = (torch.tensor(values) for values in zip(*cases, strict=True))
-    given, uniforms = [torch.ones(6), top_k.int(), top_p, torch.zeros(6)], draws(6)
+    given, uniforms = options([(1.0, *case, 0.0) for case in cases]), draws(6)
     logits = torch.randn(6, 400, generator=torch.Generator().manual_seed(2)) * 2
     expected = by_torch(logits, given, uniforms).tolist()
     ways = set()
@@ -170,7 +161,7 @@ def test_the_last_that_is_kept_may_be_of_the_least_weight() -> None:
     logits = torch.rand(4, 400, generator=torch.Generator().manual_seed(4)) * 2 - 1.5
     logits[:, 0] = 21
     uniforms = 1 - torch.tensor([10, 100, 200, 300], dtype=torch.float64) / 2**32
-    given = [torch.ones(4), torch.zeros(4).int(), torch.full((4,), 1 - 2**-23), torch.zeros(4)]
+    given = options([(1.0, 0, 1 - 2**-23, 0.0)] * 4)
     drawn = by_kernel(logits, given, uniforms, 128, 16).tolist()
     assert drawn == by_torch(logits, given, uniforms).tolist()
     assert len(set(drawn)) > 2, "the control: they are drawn from those that weigh little"

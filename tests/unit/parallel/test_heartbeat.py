@@ -1,5 +1,6 @@
 """Signs of life between ranks, over time that tests tell."""
 
+import math
 import socket
 import threading
 from collections.abc import Callable
@@ -38,10 +39,8 @@ class Time:
             threading.Event().wait(0.01)  # let the test end it
 
 
-def lost_at(
-    lives: Callable[[float], bytes], set_by_peers: bool = False, is_busy: bool = False
-) -> float | None:
-    """When a rank is given up; None: never."""
+def lost_at(lives: Callable[[float], bytes], set_by_peers: bool = False, is_busy: bool = False) -> float:
+    """When a rank is given up; infinity: never."""
     hears, beats = socket.socketpair()
     lost, time = threading.Event(), Time(beats, lives)
     busy = threading.Event()
@@ -61,13 +60,12 @@ def lost_at(
         watch.close()
     hears.close()
     beats.close()
-    return at[0] if at else None
+    return at[0] if at else math.inf
 
 
 def test_a_rank_that_falls_silent_is_lost_in_time_and_one_that_lives_never_is() -> None:
-    assert lost_at(lambda now: ALIVE) is None
+    assert lost_at(lambda now: ALIVE) == math.inf
     found = lost_at(lambda now: ALIVE if now <= 100 else b"")
-    assert found is not None
     # At worst it has just been heard, and the launcher has just looked for dead processes.
     assert BEAT_S < found - 100 <= LOST_WITHIN_S - ROUND_S - POLL_SECONDS
 
@@ -77,17 +75,13 @@ def test_the_silence_of_a_busy_rank_is_no_hang_until_its_next_sign_of_life() -> 
         """Loads from 10 to 100."""
         return BUSY if now == 10 else b"" if 10 < now < 100 or now > 200 else ALIVE
 
-    found = lost_at(pauses, set_by_peers=True)
-    assert found is not None
-    assert 200 < found <= 200 + LOST_WITHIN_S
+    assert 200 < lost_at(pauses, set_by_peers=True) <= 200 + LOST_WITHIN_S
     # The control: a rank whose word does not count.
-    found = lost_at(pauses)
-    assert found is not None
-    assert 10 < found <= 10 + LOST_WITHIN_S
+    assert 10 < lost_at(pauses) <= 10 + LOST_WITHIN_S
 
 
 def test_while_the_first_rank_loads_nobody_is_lost() -> None:
-    assert lost_at(lambda now: b"", is_busy=True) is None
+    assert lost_at(lambda now: b"", is_busy=True) == math.inf
 
 
 def test_a_stopped_process_of_a_model_is_a_fault_in_time() -> None:

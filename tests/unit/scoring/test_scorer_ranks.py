@@ -165,15 +165,7 @@ def test_the_rank_that_is_named_is_one_that_has_no_room_beside_the_others(
         resources = ServerResources.in_server(directory, "scorer", server)
         pool = int(share * available_host_bytes())
         try:
-            load_decoder_scorer(
-                checkpoint,
-                "cpu",
-                "float32",
-                BUDGET,
-                query_cache_bytes=pool,
-                leader=ranks,
-                resources=resources,
-            )
+            load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, pool, leader=ranks, resources=resources)
         finally:
             ledger = json.loads((directory / f"memory-{server}.json").read_text())
         claims: dict[str, int] = ledger["host"]["claims"]

@@ -36,20 +36,12 @@ def server(directory: Path, models: tuple[str, ...] = ("scorer", "decode")) -> P
 def test_mapped_weights_have_the_bits_of_loaded_ones(family: str, checkpoints: Any, tmp_path: Path) -> None:
     checkpoint, _ = checkpoints(family)
     call = [random_tokens(np.random.default_rng(0), 13, [1, 7, 20], VOCABULARY)]
-    alone_and_shared = [
-        ServerResources(),
-        *(ServerResources(weights=SharedWeights(tmp_path)) for _ in range(2)),
-    ]
-    found = [
-        score(
-            load_decoder_scorer(checkpoint, "cpu", "float32", 64, 0, resources=resources),
-            call,
-            ScoreOptions(),
-        )
-        for resources in alone_and_shared
-    ]
-    for other in found[1:]:
-        assert np.array_equal(found[0][0], other[0])
+    found = []
+    for weights in ({}, {"weights": SharedWeights(tmp_path)}, {"weights": SharedWeights(tmp_path)}):
+        resources = ServerResources(**weights)
+        scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 64, 0, resources=resources)
+        found += score(scorer, call, ScoreOptions())
+    assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
 def test_the_second_loads_nothing_and_sees_what_the_first_sees(checkpoints: Any, tmp_path: Path) -> None:

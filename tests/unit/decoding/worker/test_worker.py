@@ -118,18 +118,14 @@ class Recorder:
         return log
 
 
-def worker_on(
-    device: Any,
-    width: int = 2,
-    page: int = 4,
-    host_is_shared: bool = False,
-) -> CacheWorker:
+def recorded(host_is_shared: bool = False) -> tuple[Recorder, CacheWorker]:
     sizes = dict.fromkeys(("lru_pages", "ring_pages", "host_pages", "device_pages"), 0)
     config = CacheConfig(
-        page_size=page, **sizes, staging_pages=8, max_sequences=4, prefill_token_budget=0, context_length=0,
+        page_size=4, **sizes, staging_pages=8, max_sequences=4, prefill_token_budget=0, context_length=0,
         host_is_shared=host_is_shared,
     )  # fmt: skip
-    return CacheWorker(device, device, device, OffloadSchedule(width, 4, 8), config)
+    device: Any = Recorder()
+    return device, CacheWorker(device, device, device, OffloadSchedule(2, 4, 8), config)
 
 
 def step(worker: CacheWorker, position: int) -> None:
@@ -146,8 +142,7 @@ def restore(worker: CacheWorker, seq_index: int = 1) -> None:
 
 
 def test_a_restore_runs_beside_forwards_and_what_reads_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Recorder()
-    worker = worker_on(device)
+    device, worker = recorded()
     worker.restore(1, 3, at(5), at(2))
     assert device.take() == [
         ("record", 0, "compute"), ("wait", 0, "restore"),
@@ -167,19 +162,18 @@ def test_a_restore_runs_beside_forwards_and_what_reads_it_waits(monkeypatch: pyt
 
 def test_where_ranks_share_the_host_pool_a_restore_is_between_forwards() -> None:
     """They exchange what they read there, in the order of their COMPUTE queues."""
-    device = Recorder()
-    worker_on(device, host_is_shared=True).restore(1, 3, at(5), at(2))
+    device, worker = recorded(host_is_shared=True)
+    worker.restore(1, 3, at(5), at(2))
     assert [call for call in device.take() if call[0] == "use"] == [("use", "compute")]
 
 
 def test_a_prefix_whose_second_copy_fails_to_launch_is_drained_when_the_first_has_landed() -> None:
-    device = Recorder()
+    device, worker = recorded()
 
     def no_memory(*_: Tensor) -> None:
         raise MemoryError
 
     device.restore_index = no_memory  # type: ignore[attr-defined]
-    worker = worker_on(device)
     with pytest.raises(MemoryError):
         worker.fetch(Prefix(1, 4, at(5), at(5), at(2), np.zeros(1, bool)))
     assert device.take() == [
@@ -196,9 +190,8 @@ def test_a_prefix_whose_second_copy_fails_to_launch_is_drained_when_the_first_ha
 @pytest.mark.parametrize("there", [[False, False], [False, True], [True, True]])
 def test_only_what_is_not_on_the_device_is_copied_from_the_host(there: list[bool]) -> None:
     """Dense layers of the rest are copied between forwards, from where the host pages of the sequence say."""
-    device = Recorder()
+    device, worker = recorded()
     device.restore_index = lambda *_: None  # type: ignore[attr-defined]
-    worker = worker_on(device)
     worker.fetch(Prefix(1, 8, at(5, 3), at(5, 3), at(2), np.array(there)))
     log = device.take()
     restored = [entry[1:] for entry in log if entry[0] == "restore"]
@@ -217,8 +210,7 @@ def test_only_what_is_not_on_the_device_is_copied_from_the_host(there: list[bool
 
 
 def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_before() -> None:
-    device = Recorder()
-    worker = worker_on(device)
+    device, worker = recorded()
     restore(worker)
 
     def step_log(position: int, copy_event: int, copied: int) -> list[tuple[Any, ...]]:
@@ -256,8 +248,7 @@ def copies(log: list[tuple[Any, ...]]) -> list[tuple[list[int], list[int]]]:
 
 def test_a_prompt_is_offloaded_by_whole_pages_and_to_its_end() -> None:
     """Of 4 tokens each, out of staging pages of 16: 3, 1 and 6."""
-    device = Recorder()
-    worker = worker_on(device)
+    device, worker = recorded()
     staged = [*range(48, 64), *range(16, 32), *range(96, 112)]
     pages = list(range(10, 20))
     expected = []
@@ -276,8 +267,7 @@ def test_a_prompt_is_offloaded_by_whole_pages_and_to_its_end() -> None:
 
 
 def test_a_prefill_waits_for_the_copies_of_the_staging_pages_that_it_begins() -> None:
-    device = Recorder()
-    worker = worker_on(device)
+    device, worker = recorded()
     worker.prefill([chunk(0, 20)], greedy(0))  # staging pages 3 and 1, the latter in part
     worker.prefill([chunk(20, 20)], greedy(0))
     assert [call for call in device.take() if call[0] == "wait" and call[2] == "compute"] == []
@@ -294,8 +284,7 @@ def test_a_prefill_waits_for_the_copies_of_the_staging_pages_that_it_begins() ->
 
 def test_some_attend_to_everything() -> None:
     """None of a step's sequences, some of them, or all; and all where nothing selects."""
-    device = Recorder()
-    worker = worker_on(device)
+    device, worker = recorded()
     worker._full_attention[2] = True
     for seq_index in (1, 2):
         restore(worker, seq_index)
@@ -310,8 +299,7 @@ def test_some_attend_to_everything() -> None:
 
 
 def test_greedy_tokens_of_a_step_are_read_as_they_are_and_sampled_ones_are_fed() -> None:
-    device = Recorder()
-    worker = worker_on(device)
+    device, worker = recorded()
     restore(worker)
     result = worker.step(DecodeBatch(at(1), at(3), greedy(1))).result()
     assert result.tokens.tolist() == [COUNTERS]
@@ -328,8 +316,7 @@ def test_greedy_tokens_of_a_step_are_read_as_they_are_and_sampled_ones_are_fed()
 
 
 def test_a_prefills_tokens_are_fed_to_the_sequences_whose_prompts_end() -> None:
-    device = Recorder()
-    worker = worker_on(device)
+    device, worker = recorded()
     chunks = [
         PrefillChunk(i, np.zeros(2, np.int32), 0, at(i), NO_PAGES, last)
         for i, last in ((0, True), (1, False), (3, True))
@@ -340,8 +327,7 @@ def test_a_prefills_tokens_are_fed_to_the_sequences_whose_prompts_end() -> None:
 
 
 def test_a_result_has_what_was_counted_since_the_last() -> None:
-    device = Recorder()
-    worker = worker_on(device)
+    device, worker = recorded()
     mass = torch.tensor([1.5, 4.0], dtype=torch.float64).view(torch.int64)
     first = worker.read(torch.cat((torch.tensor([5, 2]), mass, torch.tensor([7, 8, 9]))), 2, 0.25)
     assert first.tokens.tolist() == [7, 8]
@@ -363,8 +349,7 @@ def test_a_result_has_what_was_counted_since_the_last() -> None:
 
 @pytest.mark.parametrize("seq_index", [0, 3])
 def test_a_sequence_with_copies_in_flight_is_not_released_and_one_without_an_index_is(seq_index: int) -> None:
-    device = Recorder()
-    worker = worker_on(device)
+    device, worker = recorded()
     restore(worker, seq_index)
     worker.step(DecodeBatch(at(seq_index), at(3), greedy(1)))
     with pytest.raises(RuntimeError, match=f"sequence {seq_index} has copies in flight"):
@@ -376,8 +361,7 @@ def test_a_sequence_with_copies_in_flight_is_not_released_and_one_without_an_ind
 
 
 def test_a_prompts_copy_that_fails_is_its_own_failure() -> None:
-    device = Recorder()
-    worker = worker_on(device)
+    _, worker = recorded()
     error = RuntimeError("this copy fails")
     offload = worker.offload_prompt
 

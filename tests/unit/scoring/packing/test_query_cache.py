@@ -15,11 +15,15 @@ def query(pages: int, first_id: int = 0) -> np.ndarray:
     return np.arange(first_id, first_id + pages * PAGE, dtype=np.int32)
 
 
-def hit(cache: QueryCache, tokens: np.ndarray) -> int:
-    """Tokens hit by a query in its own batch."""
-    found = cache.acquire_query(QueryKey.of(tokens), len(tokens))[1]
+def acquire(cache: QueryCache, key: QueryKey, most: int) -> tuple[np.ndarray, int]:
+    """The slots of a query in a batch of its own, and how many of its tokens were found."""
+    slots, found = cache.acquire_query(key, most)
     cache.end_batch()
-    return found
+    return slots, found
+
+
+def hit(cache: QueryCache, tokens: np.ndarray) -> int:
+    return acquire(cache, QueryKey.of(tokens), len(tokens))[1]
 
 
 def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
@@ -45,8 +49,7 @@ def test_the_end_of_a_query_is_evicted_before_its_beginning() -> None:
     assert hit(cache, query(3)) == 0
     for evicted in (1, 2):
         assert len(cache.allocate(1)) == 1
-        slots, found = cache.acquire_query(QueryKey.of(query(3)[: (3 - evicted) * PAGE]), 3 * PAGE)
-        cache.end_batch()
+        slots, found = acquire(cache, QueryKey.of(query(3)[: (3 - evicted) * PAGE]), 3 * PAGE)
         assert found == len(slots) == (3 - evicted) * PAGE
 
 
@@ -61,11 +64,9 @@ def test_a_partial_page_and_another_prefix_are_no_hit() -> None:
 
 def test_no_more_is_taken_from_the_cache_than_allowed() -> None:
     cache = QueryCache(4, reserve=0)
-    slots, _ = cache.acquire_query(QueryKey.of(query(2)), 2 * PAGE)
-    cache.end_batch()
+    slots, _ = acquire(cache, QueryKey.of(query(2)), 2 * PAGE)
     for max_hit, found in ((2 * PAGE, 2 * PAGE), (2 * PAGE - 1, PAGE), (PAGE, PAGE), (PAGE - 1, 0)):
-        again, hits = cache.acquire_query(QueryKey.of(query(2)), max_hit)
-        cache.end_batch()
+        again, hits = acquire(cache, QueryKey.of(query(2)), max_hit)
         assert hits == found
         np.testing.assert_array_equal(again, slots)  # a page beyond it is written again in place
 
@@ -106,9 +107,8 @@ def test_a_miss_does_not_evict_what_its_own_query_hit() -> None:
     cache = QueryCache(3, reserve=0)
     hit(cache, query(1))
     hit(cache, query(2, first_id=1))
-    slots, found = cache.acquire_query(
-        QueryKey.of(query(2)), 2 * PAGE
-    )  # its first page is the least recently used
+    # Its first page is the least recently used.
+    slots, found = cache.acquire_query(QueryKey.of(query(2)), 2 * PAGE)
     assert found == PAGE
     assert len(set(slots.tolist())) == 2 * PAGE
 
@@ -132,19 +132,16 @@ def test_what_a_held_batch_writes_is_not_found_and_what_it_reads_stays() -> None
     hit(cache, query(1))
     known, new = QueryKey.of(query(1)), QueryKey.of(query(3))  # which begins with the known page
     cache.begin_batch(0)
-    slots, found = cache.acquire_query(new, 3 * PAGE)
-    cache.end_batch()
+    slots, found = acquire(cache, new, 3 * PAGE)
     assert found == PAGE
     with cache.held():
         assert (cache.leading_pages(new), cache.leading_pages(known)) == (1, 1)
         # Others have the two pages that are left: for the same query, or for one after the other.
-        own, found = cache.acquire_query(new, 3 * PAGE)
-        cache.end_batch()
+        own, found = acquire(cache, new, 3 * PAGE)
         assert found == PAGE
         assert set(own[PAGE:]).isdisjoint(slots[PAGE:])
         for first_id in (500, 900):
-            other, found = cache.acquire_query(QueryKey.of(query(3, first_id)), 3 * PAGE)
-            cache.end_batch()
+            other, found = acquire(cache, QueryKey.of(query(3, first_id)), 3 * PAGE)
             assert (len(other), found) == (2 * PAGE, 0)
             assert set(other).isdisjoint(slots)
         cache.clear()
@@ -158,12 +155,10 @@ def test_what_a_held_batch_writes_is_not_found_and_what_it_reads_stays() -> None
 def test_no_page_is_lost_to_a_batch_that_cannot_be_held_beside_another() -> None:
     cache = QueryCache(4, reserve=0)
     cache.begin_batch(0)
-    cache.acquire_query(first := QueryKey.of(query(2, first_id=500)), 0)
-    cache.end_batch()
+    acquire(cache, first := QueryKey.of(query(2, first_id=500)), 0)
     with cache.held():
         cache.begin_batch(0)
-        cache.acquire_query(QueryKey.of(query(1, first_id=900)), 0)
-        cache.end_batch()
+        acquire(cache, QueryKey.of(query(1, first_id=900)), 0)
         with pytest.raises(RuntimeError, match="two batches"), cache.held():
             pass
         cache.clear()
@@ -178,11 +173,9 @@ def test_of_what_two_batches_computed_one_copy_is_kept() -> None:
     cache = QueryCache(6, reserve=0)
     key = QueryKey.of(query(3))
     cache.begin_batch(0)
-    cache.acquire_query(key, 0)
-    cache.end_batch()
+    acquire(cache, key, 0)
     with cache.held():
-        cache.acquire_query(key, 0)
-        cache.end_batch()
+        acquire(cache, key, 0)
     assert hit(cache, query(3)) == 3 * PAGE
     assert len(cache.allocate(4)) == 4
     assert cache.leading_pages(key) == 2
