@@ -21,7 +21,7 @@ def forwards_of(lengths: list[int], budget: int, rules: PairRules = FIRST_ROWS_R
 def random_relative(
     heads: int, positions: int, head_dim: int, context: int, terms: str = "both"
 ) -> tuple[Tensor, RelativeProjections]:
-    """Rows for every distance, of which far ones share the last, and projections of "keys", "queries" or "both"."""
+    """Rows for every distance, of which far ones share the last, and tables: "keys", "queries" or "both"."""
     generator = torch.Generator().manual_seed(3)
     keys, queries = (torch.randn(heads, positions, head_dim, generator=generator) for _ in range(2))
     rows = (torch.arange(1 - context, context) + positions // 2).clamp(0, positions - 1).int()

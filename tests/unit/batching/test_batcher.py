@@ -454,9 +454,7 @@ def test_the_next_batch_is_formed_when_it_is_due(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("due", "alarms"), [(0.0, []), (1.0, []), (FOREVER, [FOREVER])])
-def test_no_alarm_is_set_for_what_is_due(
-    monkeypatch: pytest.MonkeyPatch, due: float, alarms: list[float]
-) -> None:
+def test_nothing_due_sets_an_alarm(monkeypatch: pytest.MonkeyPatch, due: float, alarms: list[float]) -> None:
     """It would wake a thread that finds nothing to do."""
     device = Device(async_launch=True)
     batcher = device.batcher()

@@ -217,9 +217,7 @@ def test_calls_of_no_cost_are_taken() -> None:
     st.integers(10, 30),
     st.integers(0, 10),
 )
-def test_every_call_is_taken_to_its_end(
-    calls: list[tuple[int, bool, int]], budget: int, between: int
-) -> None:
+def test_each_call_is_taken_to_its_end(calls: list[tuple[int, bool, int]], budget: int, between: int) -> None:
     """Calls arrive in bursts between the batches and slices; some are removed, some are empty."""
     order: RequestOrder[Call] = RequestOrder(budget, between)
     removed, everything = [], [Call(i, size, divisible) for i, (size, divisible, _) in enumerate(calls)]

@@ -118,9 +118,7 @@ def test_a_full_dev_shm_is_counted_and_other_failures_are_not(backend: Backend, 
     assert backend.get("hiscore_shared_memory_failures_total", model="m") == 1
 
 
-def test_the_exporter_goes_on_after_a_failure_and_exports_the_rest_at_its_end(
-    feeds: ModuleType, backend: Backend
-) -> None:
+def test_the_exporter_goes_on_after_a_failure_and_ends_complete(feeds: ModuleType, backend: Backend) -> None:
     updates: list[str] = []
 
     class Broken:

@@ -146,9 +146,7 @@ def test_a_layer_that_shares_uses_the_selection_before_it(sizes: DsaArchitecture
 
 
 @pytest.mark.parametrize("chunk", [1, 7, ROWS])
-def test_chunks_of_any_size_select_alike_and_attend_to_the_same_bits(
-    sizes: DsaArchitecture, chunk: int
-) -> None:
+def test_chunks_of_any_size_select_alike_and_attend_to_same_bits(sizes: DsaArchitecture, chunk: int) -> None:
     """Scores are of no round numbers, as they are in use."""
     rows = rows_of(sizes, whole_numbers=False)
     (length, new), slots = SEQUENCES[0], rows.slots[0].to(WHERE)

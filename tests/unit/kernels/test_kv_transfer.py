@@ -153,7 +153,7 @@ def cache_of(rank: OneAfterTheOther, host: torch.Tensor) -> KVCache:
 
 
 @pytest.mark.parametrize(("ranks", "last"), [(2, 0), (2, 1), (3, 1), (4, 3)])
-def test_ranks_store_each_page_once_and_restore_all_of_them(
+def test_ranks_store_a_page_once_and_restore_all(
     ranks: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Merged in pieces of three tokens."""

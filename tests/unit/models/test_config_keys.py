@@ -90,9 +90,7 @@ def test_control_a_rule_that_is_missing_is_found(tmp_path: Path, monkeypatch: py
     assert str(verdict(checkpoint)).startswith("is computed otherwise")
 
 
-def test_control_a_key_that_transformers_ignores_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_an_ignored_key_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = changed(make("llama", tmp_path / "source"), tmp_path / "changed", **TOGETHER[0])
     assert verdict(checkpoint) is None
     obeyed = replace(DECODER_FAMILIES["llama"], windowed="by layer type")

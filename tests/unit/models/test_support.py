@@ -163,9 +163,7 @@ def test_the_scorer_needs_more_than_a_family_that_is_computed() -> None:
         (None, False),
     ],
 )
-def test_a_classifier_is_told_by_its_first_architecture(
-    architectures: list[str] | None, classifies: bool
-) -> None:
+def test_the_first_architecture_tells_a_classifier(architectures: list[str] | None, classifies: bool) -> None:
     assert is_classifier(architectures) is classifies
 
 

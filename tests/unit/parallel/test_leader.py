@@ -50,9 +50,7 @@ def test_sums_maxima_and_parts_are_those_of_all_ranks(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("terms", [(1e16, 1.0, -1e16), (1.0, 1e16, -1e16), (1e16, -1e16, 1.0)])
-def test_sums_are_added_in_the_order_of_ranks_wherever_a_number_is(
-    ranks: Ranks, terms: tuple[float, ...]
-) -> None:
+def test_sums_are_added_in_the_order_of_ranks_everywhere(ranks: Ranks, terms: tuple[float, ...]) -> None:
     """As long as they are few. Gloo's own reduction adds in several orders, and gets other sums."""
     found = ranks.do(partial(rank_work.sum_of, terms=list(terms), length=FEW))
     assert set(found.tolist()) == {(terms[0] + terms[1]) + terms[2]}
@@ -65,9 +63,7 @@ def test_many_numbers_are_added_too(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("length", [7, 8])
-def test_numbers_of_different_ranks_are_merged_to_the_bit(
-    ranks: Ranks, dtype: torch.dtype, length: int
-) -> None:
+def test_numbers_of_ranks_are_merged_to_the_bit(ranks: Ranks, dtype: torch.dtype, length: int) -> None:
     """All bits are there, with -0 and NaN, which a sum would change: the control."""
     bits = torch.from_numpy(np.random.default_rng(1).integers(0, 256, 8 * length).astype(np.uint8))
     numbers = bits.view(dtype)[:length].clone()

@@ -54,9 +54,7 @@ def test_every_gpu_is_in_one_instance_alone() -> None:
 
 
 @pytest.mark.parametrize(("first", "ranks", "visible"), [(1, 2, 4), (2, 4, 8), (4, 4, 6), (0, 2, 1)])
-def test_gpus_that_another_instance_has_or_that_are_not_there_are_refused(
-    first: int, ranks: int, visible: int
-) -> None:
+def test_gpus_that_another_has_or_that_are_missing_are_refused(first: int, ranks: int, visible: int) -> None:
     with pytest.raises(
         ValueError, match=f"TENSOR_PARALLEL is {ranks}: an instance cannot begin at cuda:{first}"
     ):

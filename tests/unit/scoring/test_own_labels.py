@@ -81,9 +81,7 @@ def test_an_item_scores_to_the_bit_as_in_a_call_of_its_own(
         assert (together[index, len(labels) :] == 0).all()
 
 
-def test_control_a_matrix_product_would_differ(
-    head: LMHead, hidden: torch.Tensor, own: list[np.ndarray]
-) -> None:
+def test_control_matrix_products_differ(head: LMHead, hidden: torch.Tensor, own: list[np.ndarray]) -> None:
     """Somewhere among these shapes, or this library's products would do."""
     pairs = head.pair_logits(
         np.repeat(np.arange(ITEMS), [len(o) for o in own]), np.concatenate(own), nowhere()
@@ -105,7 +103,7 @@ def test_pairs_do_not_depend_on_how_many_are_computed_at_once(
         assert scores(head, hidden, request).tobytes() == whole.tobytes()
 
 
-def test_scores_are_the_softmax_over_an_items_own(
+def test_scores_are_the_softmax_over_own_labels(
     head: LMHead, hidden: torch.Tensor, own: list[np.ndarray]
 ) -> None:
     logits = hidden.double() @ head._weight.double().T

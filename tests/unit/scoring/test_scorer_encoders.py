@@ -111,7 +111,7 @@ def test_texts_equal_transformers_one_pair_at_a_time(name: str, encoders: Made, 
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_item_may_come_first_where_no_token_type_says_otherwise(
+def test_the_item_may_come_first_if_no_token_type_forbids(
     name: str, encoders: Made, scorers: Scorers
 ) -> None:
     checkpoint, truth = encoders(name)

@@ -151,9 +151,7 @@ def test_a_start_that_does_not_fit_says_which_rank_lacks_what(ranks: Ranks, tmp_
     compare(checkpoint, ranks)
 
 
-def test_the_rank_that_is_named_is_one_that_has_no_room_beside_the_others(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_the_rank_named_is_one_that_has_no_room_beside_the_others(ranks: Ranks, tmp_path: Path) -> None:
     """On the CPU they share one memory, which has room for one such pool. The control: for all of less."""
     checkpoint = tiny_models.make("llama", tmp_path / "checkpoint")
     server = os.getpid()

@@ -91,9 +91,7 @@ def check(found: list[np.ndarray], expected: list[np.ndarray], exact: bool) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pages", [None, 9, 6])
-def test_control_without_a_hold_pages_are_overwritten_and_read_too_early(
-    pages: int | None, checkpoints, monkeypatch
-) -> None:
+def test_control_without_a_hold_pages_are_read_too_early(pages: int | None, checkpoints, monkeypatch) -> None:
     monkeypatch.setattr(QueryCache, "held", lambda self: nullcontext())
     scorer, load = sliced(checkpoints("qwen3")[0], monkeypatch, pages), Load(0)
     scores(scorer.submit(requests(load.before)))
@@ -181,9 +179,7 @@ def test_control_with_the_same_inputs_for_all_a_forward_is_overwritten(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("taken", first_of(0, 1))
-def test_a_batch_that_is_given_up_leaves_the_rest_as_it_was(
-    taken: int, on_cuda: Callable[[], Scorer]
-) -> None:
+def test_a_batch_given_up_leaves_the_rest_as_it_was(taken: int, on_cuda: Callable[[], Scorer]) -> None:
     """Some of its slices are never launched: what it would have written is not found."""
     scorer = on_cuda()
     expected = alone(scorer, [], [CALLS[0]])

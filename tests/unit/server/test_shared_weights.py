@@ -146,9 +146,7 @@ def test_a_model_whose_load_failed_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("models", "shares"), [(("scorer", "decode"), True), (("scorer",), False)])
-def test_only_models_with_the_same_weights_share(
-    models: tuple[str, ...], shares: bool, tmp_path: Path
-) -> None:
+def test_models_with_the_same_weights_share(models: tuple[str, ...], shares: bool, tmp_path: Path) -> None:
     """Alone, a model would only copy its weights."""
     resources = ServerResources.in_server(server(tmp_path, models), "scorer")
     assert resources.weights.shares is shares

@@ -232,9 +232,7 @@ def test_what_has_no_text_does_not_part_a_character(name: str) -> None:
 
 @pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
 @pytest.mark.parametrize("kind", ["words", "broken bytes", "skipped"])
-def test_a_long_sequence_costs_no_more_for_a_token(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_of_a_long_one_costs_no_more(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new token decodes a bounded number: the cost must not grow with the square of the length."""
     tokenizer, factory = TOKENIZERS[name], DECODERS[name]
     lone = tokenizer.convert_tokens_to_ids("<0xFF>") if factory.byte_ids else _lone_byte(tokenizer)

@@ -19,7 +19,7 @@ TEXTS = st.lists(st.sampled_from(["a", "b", "x" * 63, "x" * 64, " ", "  ", "_", 
 
 @pytest.mark.parametrize("window", [1, 3, 64, 2**15])
 @pytest.mark.parametrize("name", POINTS)
-def test_the_first_and_the_last_are_those_of_the_whole(
+def test_first_and_last_are_those_of_the_whole(
     name: str, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(split_rule, "WINDOW", window)

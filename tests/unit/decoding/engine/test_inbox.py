@@ -167,9 +167,7 @@ def test_whatever_comes_wakes_the_engine(
 
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("spare", [request_order.SPARE, math.inf])
-def test_calls_that_have_ended_are_forgotten(
-    spare: float, same: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_calls_are_forgotten(spare: float, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if all had their reply_to at the same address. The control keeps their times until they have come."""
     monkeypatch.setattr(request_order, "SPARE", spare)
     deadlines, live = Deadlines(), {}

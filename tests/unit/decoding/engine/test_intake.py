@@ -60,7 +60,7 @@ def test_ids_are_taken_as_they_are_and_copied() -> None:
         (IDS, None, SamplingParams(stop=("a",)), "parameter 'stop' needs text"),
     ],
 )
-def test_a_bad_prompt_is_refused_by_name(
+def test_bad_prompts_are_refused_by_name(
     ids: Any, text: str | None, params: SamplingParams, says: str
 ) -> None:
     with pytest.raises(RequestError, match=says) as refused:

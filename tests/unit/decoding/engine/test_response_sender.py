@@ -248,9 +248,7 @@ def test_an_error_of_one_stream_does_not_end_the_thread(
     wait_until(lambda: caller.responses)
 
 
-def test_an_error_is_not_sent_to_a_stream_that_is_closed(
-    triton: FakeTriton, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_error_is_sent_to_a_closed_stream(triton: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
     triton.hold()
     caller = triton.open(broken=True)
     triton.put(caller, Output([1], "a", ""))

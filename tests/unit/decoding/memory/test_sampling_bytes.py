@@ -69,9 +69,7 @@ class Unlaunched:
 
 @pytest.mark.parametrize("vocabulary", [49_152, 2**18])
 @pytest.mark.parametrize("rows", [1, 64])
-def test_kernels_that_draw_take_what_is_planned(
-    rows: int, vocabulary: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_take_what_is_planned(rows: int, vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="the Triton language is not installed")
     from hiscore.decoding.worker import triton_sampler
 

@@ -134,9 +134,7 @@ def test_every_output_validates_and_without_the_mask_it_does_not(tokenizer: Text
         ({"ebnf": 'root ::= "a" ("b" | "cd")+ "!"'}, "a(b|cd)+!"),
     ],
 )
-def test_a_regex_and_an_ebnf_are_followed(
-    tokenizer: TextTokenizer, given: dict[str, str], pattern: str
-) -> None:
+def test_regex_and_ebnf_are_followed(tokenizer: TextTokenizer, given: dict[str, str], pattern: str) -> None:
     compile_ = compiler(tokenizer).compile
     found = set()
     for seed in range(10):

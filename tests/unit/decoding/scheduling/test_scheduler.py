@@ -140,7 +140,7 @@ def test_sequences_that_run_are_in_every_step_while_others_prefill() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 80), st.integers(0, 3)), min_size=1, max_size=12), st.integers(1, 30)
 )
-def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
+def test_a_prefill_forward_is_full_and_half_is_the_oldest_s(
     prompts: list[tuple[int, int]], chunk: int
 ) -> None:
     drive = Drive(replace(WIDE, prefill_token_budget=chunk))
@@ -297,9 +297,7 @@ def test_who_begins_as_another_loses_an_iteration_only_to_a_copy_beside_forwards
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_what_was_lost_is_not_found_until_it_is_there_again(
-    lost: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_lost_is_not_found_until_it_is_back(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that lost all it had ends while its prompt is prefilled again; the control lost nothing."""
     published: list[Sequence] = []
     monkeypatch.setattr(PrefixCache, "publish", lambda _, each, *rest: published.append(each))
@@ -359,7 +357,7 @@ def test_only_those_that_are_passed_over_are_overtaken(large_first: bool) -> Non
         (MAX_OVERTAKEN, 88, True),
     ],
 )
-def test_what_becomes_free_is_kept_for_one_that_was_overtaken_too_often(
+def test_what_becomes_free_is_kept_for_one_often_overtaken(
     overtaken: int, host_pages: int, kept: bool
 ) -> None:
     """From preempted sequences too."""
@@ -459,9 +457,7 @@ def test_when_a_pool_is_full_the_newest_is_preempted(pool: str) -> None:
 
 
 @pytest.mark.parametrize(("pages", "second"), [(6, Status.WAITING), (7, Status.ADMITTED)])
-def test_who_starts_leaves_a_page_to_one_that_started_in_the_same_iteration(
-    pages: int, second: Status
-) -> None:
+def test_who_starts_leaves_a_page_to_one_of_the_same_iteration(pages: int, second: Status) -> None:
     """Each takes three pages of the device, and will need a fourth."""
     drive = Drive(replace(TINY, device_pages=pages))
     sequences = [sequence(prompt=8, max_tokens=50, sparse=False) for _ in range(2)]
@@ -499,9 +495,7 @@ def test_a_spilled_sequence_keeps_its_tokens_where_they_are() -> None:
 
 @pytest.mark.parametrize("resident_if_it_fits", [False, True])
 @pytest.mark.parametrize("most", [1024, 0])
-def test_one_that_attends_to_everything_does_not_hold_up_small_ones(
-    most: int, resident_if_it_fits: bool
-) -> None:
+def test_one_that_attends_to_all_does_not_hold_up_small_ones(most: int, resident_if_it_fits: bool) -> None:
     """It grows until it leaves no room on the device for small ones. most=0: the control."""
     config = replace(TINY, context_length=4000, host_pages=2000, device_pages=1000, staging_pages=300)
     drive = Drive(replace(config, resident_if_it_fits=resident_if_it_fits))
@@ -606,9 +600,7 @@ def test_all_sequences_get_through(data: st.DataObject, quantum: int, config: Ca
 @pytest.mark.exhaustive
 @settings(max_examples=300)
 @RUNS
-def test_all_sequences_of_many_runs_get_through(
-    data: st.DataObject, quantum: int, config: CacheConfig
-) -> None:
+def test_all_get_through_in_many_runs(data: st.DataObject, quantum: int, config: CacheConfig) -> None:
     get_through(data, quantum, config)
 
 

@@ -136,7 +136,7 @@ def assert_bounded(load: Load) -> None:
 
 @pytest.mark.slow
 @LOADS
-def test_small_ones_wait_for_what_they_take_and_large_ones_get_on(
+def test_small_ones_wait_for_what_they_take_while_others_go_on(
     larges: int, callers: int, prompt: int
 ) -> None:
     assert_bounded(Load(larges, callers, prompt).run())
@@ -169,9 +169,7 @@ def test_control_nothing_is_taken_from_large_ones(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("whole", [False, True])
-def test_control_as_much_as_is_wanted_is_taken_from_large_ones(
-    whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_all_that_is_wanted_is_taken(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then they repeat for ever what they have done. whole: all of it, even."""
     monkeypatch.setattr(starvation, "can_spare", lambda holder, lost: True)
     blocks_kept = BlockManager.blocks_kept
@@ -199,9 +197,7 @@ def kept_room(drive: Drive) -> Sequence:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_room_that_is_kept_in_vain_is_lent_to_small_ones(
-    keeps: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_kept_in_vain_is_lent_to_small_ones(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """keeps: the control, it never is."""
     if keeps:
         monkeypatch.setattr(StarvationGuard, "_fits_without_younger", lambda *args: True)

@@ -152,9 +152,7 @@ def test_the_loop_notices_ties_broken_the_other_way() -> None:
 @pytest.mark.parametrize(
     ("page", "top", "ring", "chunk"), [(1, 9, 1, 64), (4, 5, 2, 64), (4, 5, 2, 1), (8, 3, 1, 5), (2, 9, 4, 3)]
 )
-def test_quest_chooses_by_its_definition(
-    page: int, top: int, ring: int, chunk: int, cap: float | None
-) -> None:
+def test_quest_is_its_definition(page: int, top: int, ring: int, chunk: int, cap: float | None) -> None:
     rows, keys, q = make_batch(page)
     cache = cache_of(page, top, ring, "bounds")
     selector = QuestSelector(cache, attention_shape(cap))

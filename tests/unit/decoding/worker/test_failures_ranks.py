@@ -63,9 +63,7 @@ def test_what_fails_on_the_first_rank_ends_its_own_sequence(failing: tuple[int, 
         assert (outcome in failed) == (len(outcome.tokens) < len(right.tokens))
 
 
-def test_what_fails_on_another_rank_alone_ends_the_instance(
-    path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_of_another_rank_ends_the_instance(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The control: nothing else does, such as the same failure on both ranks."""
     ended = threading.Event()
     ranks = Ranks([torch.device("cpu")] * 2, end=ended.set)

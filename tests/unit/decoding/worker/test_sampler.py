@@ -90,9 +90,7 @@ LOGITS = st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=12, unique=Tr
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(LOGITS, st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 14), st.integers(1, 1023))
-def test_the_sets_are_those_of_transformers(
-    logits: Tensor, temperature: float, top_k: int, parts: int
-) -> None:
+def test_sets_are_those_of_transformers(logits: Tensor, temperature: float, top_k: int, parts: int) -> None:
     top_p = parts / 1024
     scores = TemperatureLogitsWarper(temperature)(None, logits[None])
     if top_k:

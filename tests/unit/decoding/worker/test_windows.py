@@ -66,9 +66,7 @@ def test_beyond_a_window_tokens_are_transformers(path: Any, family: str, selecto
 
 
 @pytest.mark.parametrize("selector", ["dense", "auto"])
-def test_control_a_ring_one_page_too_small_is_seen(
-    path: Any, selector: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_a_ring_too_small_is_seen(path: Any, selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = path(f"gemma3@{WINDOW}")
     monkeypatch.setattr(sizing, "longest_window", lambda *model: WINDOW - 32)
     worker = build(directory, selector, 224, 256)

@@ -68,9 +68,7 @@ def failing(ops: Any, operation: str, at: int) -> Iterator[None]:
 @pytest.mark.parametrize("selector", SETTINGS)
 @pytest.mark.parametrize("chunk", first_of(8, 24, 96))
 @pytest.mark.parametrize("at", [1, 3, 4])
-def test_a_prompts_copy_that_fails_ends_its_own_sequence(
-    worker_of: Any, selector: str, chunk: int, at: int
-) -> None:
+def test_a_failed_copy_ends_its_own_sequence(worker_of: Any, selector: str, chunk: int, at: int) -> None:
     """Whichever copy it is, of whichever part; the steps that run meanwhile go on."""
     worker = worker_of(selector, chunk=chunk)
     expected, _ = run(worker, CALLS)

@@ -44,9 +44,7 @@ def test_all_ranks_together_store_what_one_would(ranks: Ranks, path: Path) -> No
     assert max(stored) - min(stored) <= pool[:, 0].numel() * pool.element_size()
 
 
-def test_what_a_rank_does_not_get_from_the_others_is_missed(
-    ranks: Ranks, path: Path, expected: list[list[int]]
-) -> None:
+def test_what_a_rank_does_not_get_is_missed(ranks: Ranks, path: Path, expected: list[list[int]]) -> None:
     """The control: one rank attends to what it stores itself, and to zeros."""
     ranks.do(partial(decode_rank_work.keep_to_itself, which=1))
     try:
@@ -57,7 +55,7 @@ def test_what_a_rank_does_not_get_from_the_others_is_missed(
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_what_one_rank_stores_is_what_all_attend_to(
+def test_all_attend_to_what_one_stores(
     which: int, ranks: Ranks, path: Path, expected: list[list[int]]
 ) -> None:
     """The control: a rank's share of the pool is spoiled on its way there, and nothing else is."""

@@ -217,7 +217,7 @@ def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], rin
     assert any("in time" in fault for fault in faults)
 
 
-def test_a_prompt_that_is_not_backed_up_is_seen(
+def test_a_prompt_not_backed_up_is_seen(
     path: Any, kept: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def but_the_last(steps: TorchCacheOps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:

@@ -162,9 +162,7 @@ def test_a_rank_that_waits_for_no_copy_is_seen(name: str, ranks: Ranks, checkpoi
 
 @TWO_RANKS
 @pytest.mark.parametrize("name", ["exact", "latents, experts"])
-def test_without_one_ranks_part_of_the_sums_they_differ(
-    name: str, ranks: Ranks, checkpoints: dict[str, Path]
-) -> None:
+def test_without_a_rank_s_part_they_differ(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
     path = checkpoints[name]
     expected = tokens(together(ranks, path, name))
     ranks.do(partial(rank_work.add_nothing, which=1))

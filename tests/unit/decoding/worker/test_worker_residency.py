@@ -128,9 +128,7 @@ def one_page_off(load: Any) -> Any:
 
 @pytest.mark.parametrize("mutation", [one_swap_too_few, one_page_off])
 @pytest.mark.parametrize("selector", WHOLE)
-def test_a_wrong_swap_is_told_apart(
-    path: Any, selector: str, mutation: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_swap_shows(path: Any, selector: str, mutation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     family, top_k, buffer, length = WHOLE[selector]
     right, _ = run(build(path(family), selector, top_k, buffer), length, cold=True)
     monkeypatch.setattr(residency, "copy_pages", mutation(residency.copy_pages))

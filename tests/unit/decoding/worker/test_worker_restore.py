@@ -135,9 +135,7 @@ def test_one_that_selects_goes_on_with_its_buffer_alone(path: Any, selector: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", first_of(*SELECTING))
-def test_one_that_goes_on_with_other_pages_is_seen(
-    path: Any, selector: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_has_other_pages_is_seen(path: Any, selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = prompt_pages.initial_pages
 
     def earlier(*sizes: int) -> Any:

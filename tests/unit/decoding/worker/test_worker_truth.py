@@ -90,9 +90,7 @@ def test_dense_is_transformers_cached_decode(path: Any, truth: Any, family: str,
 
 @pytest.mark.parametrize("dtype", first_of(torch.float64, torch.float32))
 @pytest.mark.parametrize("family", tiny_dsa.FAMILIES)
-def test_an_indexer_is_transformers_cached_decode(
-    path: Any, truth: Any, family: str, dtype: torch.dtype
-) -> None:
+def test_an_indexer_is_that_of_transformers(path: Any, truth: Any, family: str, dtype: torch.dtype) -> None:
     """60 tokens, of which its indexer selects 16."""
     error, misses = largest_error(build(path(family), "dsa", dtype=dtype), truth(family, dtype))
     assert error < bound(family, dtype)

@@ -157,7 +157,7 @@ def test_they_do_so_in_fp8(leader: Ranks, smooth: Path) -> None:
     assert (together(leader, smooth, True, ids) - expected).pow(2).mean().sqrt() < steps
 
 
-def test_but_for_rounded_activations_fp8_computes_the_same(
+def test_unrounded_activations_in_fp8_compute_the_same(
     published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all that is selected: experts and tokens."""

@@ -168,9 +168,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         ("compressed-fp8-channel", "ignore", "model.layers.0.mlp.down_proj"),
     ],
 )
-def test_config_and_file_must_agree_on_what_is_quantised(
-    scheme: str, key: str, entry: str, tmp_path: Path
-) -> None:
+def test_config_and_file_must_agree(scheme: str, key: str, entry: str, tmp_path: Path) -> None:
     checkpoint, _ = written(scheme, tmp_path)
     path = checkpoint / "config.json"
     config = json.loads(path.read_text())

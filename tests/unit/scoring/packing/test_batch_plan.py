@@ -183,9 +183,7 @@ def test_contexts_fill_a_batch_as_well() -> None:
 )
 @example(10, [1, 150, 29] + 10 * [90], 100, True)
 @example(0, [0, 0, 2], 1, True)
-def test_parts_hold_every_item_once_with_the_whole_query(
-    query: int, items: list[int], room: int, caching: bool
-) -> None:
+def test_parts_hold_items_once_with_the_query(query: int, items: list[int], room: int, caching: bool) -> None:
     job = make(query, items)
     parts = [part.prompt for part in parts_of(job, room, cache(caching=caching))]
     assert list(chain.from_iterable(part.item_lengths.tolist() for part in parts)) == items

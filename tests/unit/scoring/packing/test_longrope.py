@@ -62,7 +62,7 @@ def test_an_older_name_means_the_same_original_context(inside: int, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_graph_has_the_angles_of_its_batch(
+def test_a_graph_has_its_batch_s_angles(
     checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on CUDA: rows are copied into place, and graphs replayed."""

@@ -70,9 +70,7 @@ def test_what_is_not_finite_is_an_error(value: float, softmax: bool) -> None:
 
 @pytest.mark.parametrize("options", [ScoreOptions(), ScoreOptions(True), ScoreOptions(True, 0.5)])
 @pytest.mark.parametrize("counts", [[3, 3], [3, 1], [2], []])
-def test_labels_of_items_own_have_the_scores_of_each_item_alone(
-    options: ScoreOptions, counts: list[int]
-) -> None:
+def test_labels_of_items_own_have_scores_of_each_item_alone(options: ScoreOptions, counts: list[int]) -> None:
     """As many labels in each item, or some columns that are filled up."""
     values = np.linspace(-2, 3, sum(counts), dtype=np.float32)
     columns = max(counts, default=0)

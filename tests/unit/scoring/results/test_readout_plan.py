@@ -46,9 +46,7 @@ def test_a_part_names_the_item_by_its_place_in_the_whole_call(scorer: Scorer) ->
     assert answer.message.endswith("for item 3")
 
 
-def test_labels_are_looked_at_before_the_wait_for_the_gpu(
-    scorer: Scorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_are_read_before_the_wait_for_the_gpu(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
 
     reader = ReadoutPlan.reader
