@@ -95,9 +95,7 @@ class Device:
     def wait_for(self, pieces: int) -> list[tuple[list[int], int]]:
         """The first pieces that were launched."""
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.launched) >= pieces, timeout=TIMEOUT_S), (
-                self.launched
-            )
+            assert self.changed.wait_for(lambda: len(self.launched) >= pieces, TIMEOUT_S), self.launched
         return self.launched[:pieces]
 
 
@@ -141,6 +139,12 @@ def submit(device: Device, batcher: Batcher[int], *jobs: int) -> None:
     batcher.submit([QueuedRequest(job, Caller(device, job), float("inf")) for job in jobs])
 
 
+def finish(device: Device, batcher: Batcher[int]) -> None:
+    """Let the device compute all that is left."""
+    device.go.release(10_000)
+    batcher.close()
+
+
 def test_small_ones_run_between_slices_and_are_answered_first(device: Device) -> None:
     """One batch of them behind each slice, then the next slice."""
     batcher = batcher_of(device)
@@ -157,8 +161,7 @@ def test_small_ones_run_between_slices_and_are_answered_first(device: Device) ->
     device.go.release(3)
     # No small one waits.
     assert device.wait_for(7)[-3:] == [([80], 1), ([80], 0), ([90], 4)]
-    device.go.release(100)
-    batcher.close()
+    finish(device, batcher)
     assert [job for job in device.answers if job != 90] == [6, 3, 5, 4, 80]
     assert device.answers == {job: [10 * job] for job in (80, 90, 6, 3, 5, 4)}
     assert device.counted == [[6, 3], [5, 4], [80], [90]]
@@ -172,8 +175,7 @@ def test_no_more_pieces_are_in_flight_than_allowed(device: Device) -> None:
     assert len(device.launched) == 2
     device.go.release(1)
     assert device.wait_for(3)[-1] == ([5], 0)
-    device.go.release(100)
-    batcher.close()
+    finish(device, batcher)
     assert device.answers == {80: [800], 5: [50]}
 
 
@@ -181,8 +183,7 @@ def test_parts_end_in_order(device: Device) -> None:
     """The last would fit between the slices of the one before it."""
     batcher = batcher_of(device)
     submit(device, batcher, 205)
-    device.go.release(100)
-    batcher.close()
+    finish(device, batcher)
     assert device.answers == {205: [[1_000, 1_000, 50]]}
 
 
@@ -192,8 +193,7 @@ def test_a_slice_that_fails_fails_its_batch_alone(how: int, device: Device) -> N
     submit(device, batcher, how + 70)
     assert device.wait_for(1)
     submit(device, batcher, 5, 60)
-    device.go.release(1_000)
-    batcher.close()
+    finish(device, batcher)
     (failed,) = device.answers.pop(how + 70)
     assert isinstance(failed, RequestError)
     assert device.answers == {5: [50], 60: [600]}
@@ -283,8 +283,7 @@ def test_nothing_runs_alone_between_the_slices_of_what_another_thread_submits() 
     alone.start()
     alone.join(TIMEOUT_S)
     launched = list(device.launched)
-    device.go.release(1_000)
-    batcher.close()
+    finish(device, batcher)
     assert answers == [None]
     assert launched == [([80], 3), ([80], 2)]
 
@@ -300,8 +299,7 @@ def test_the_pace_is_told_of_each_slice_by_its_share(device: Device, monkeypatch
     monkeypatch.setattr(LaunchPace, "launched", told)
     batcher = batcher_of(device)
     submit(device, batcher, 80)
-    device.go.release(100)
-    batcher.close()
+    finish(device, batcher)
     assert costs == [20, 20, 20, 20]
 
 
@@ -318,8 +316,7 @@ def test_a_slice_is_launched_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> 
     due[0] = 0.0
     submit(device, batcher, 4)
     assert device.launched == [([80], 3), ([5, 4], 0)]
-    device.go.release(100)
-    batcher.close()
+    finish(device, batcher)
     assert device.answers == {80: [800], 5: [50], 4: [40]}
 
 
@@ -342,8 +339,7 @@ def test_every_job_is_answered_once_and_slices_take_turns(
     for job, (_, _, done) in zip(sent, jobs, strict=True):
         submit(device, batcher, job)
         device.go.release(done)
-    device.go.release(10_000)
-    batcher.close()
+    finish(device, batcher)
     assert sorted(device.answers) == sent
     assert all(len(answers) == 1 for answers in device.answers.values())
     # A batch fails if it has a second slice and a job with a fault, and no other does.

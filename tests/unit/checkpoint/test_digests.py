@@ -1,6 +1,8 @@
 """A model's files that have changed since they were written are detected before anything is loaded."""
 
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,27 +47,22 @@ def test_digests_are_of_files_and_not_of_their_own_list(checkpoint: Path) -> Non
     assert (checkpoint / SUMS).read_text() == before
 
 
-def test_a_tampered_file_is_named(checkpoint: Path) -> None:
-    flip(checkpoint / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors' has the SHA-256 \w{64}, not \w{64}"):
-        check_digests(checkpoint)
-
-
-def test_a_truncated_file_is_named(checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").write_bytes(bytes(2_999_999))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors' has the SHA-256 .* cut short"):
-        check_digests(checkpoint)
-
-
-def test_a_missing_file_is_named(checkpoint: Path) -> None:
-    (checkpoint / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"config\.json' is missing, which SHA256SUMS"):
-        check_digests(checkpoint)
-
-
-def test_a_list_that_is_none_is_refused(checkpoint: Path) -> None:
-    (checkpoint / SUMS).write_text("trust me\n")
-    with pytest.raises(CheckpointError, match="'trust me': it is not sha256sum's"):
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (
+            lambda at: flip(at / "model.safetensors"),
+            r"model\.safetensors' has the SHA-256 \w{64}, not \w{64}",
+        ),
+        (lambda at: os.truncate(at / "model.safetensors", 2_999_999), r"rs' has the SHA-256 .* cut short"),
+        (lambda at: (at / "config.json").unlink(), r"config\.json' is missing, which SHA256SUMS"),
+        (lambda at: (at / SUMS).write_text("trust me\n"), "'trust me': it is not sha256sum's"),
+    ],
+    ids=["tampered", "truncated", "missing", "no list"],
+)
+def test_what_is_wrong_is_named(spoil: Callable[[Path], object], says: str, checkpoint: Path) -> None:
+    spoil(checkpoint)
+    with pytest.raises(CheckpointError, match=says):
         check_digests(checkpoint)
 
 
@@ -78,9 +75,7 @@ def test_the_server_is_not_started_on_it(checkpoint: Path, tmp_path: Path) -> No
 
 
 def test_sha256sum_reads_it_and_writes_it(checkpoint: Path) -> None:
-    subprocess.run(
-        ["sha256sum", "--check", "--strict", SUMS], cwd=checkpoint, check=True, capture_output=True
-    )
+    subprocess.check_output(["sha256sum", "--check", "--strict", SUMS], cwd=checkpoint)
     for mode in ("--text", "--binary"):
         command = ["sha256sum", mode, "model.safetensors", "config.json"]
         (checkpoint / SUMS).write_bytes(subprocess.check_output(command, cwd=checkpoint))

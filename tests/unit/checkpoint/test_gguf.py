@@ -46,13 +46,10 @@ def random_llama(tied: bool) -> LlamaForCausalLM:
 def permuted(weights: torch.Tensor, heads: int) -> torch.Tensor:
     """As llama.cpp stores queries and keys: dimensions i and i + half side by side, head by head."""
     head_dim = len(weights) // heads
-    order = [
-        h * head_dim + half * head_dim // 2 + i
-        for h in range(heads)
-        for i in range(head_dim // 2)
-        for half in (0, 1)
+    halves = range(0, head_dim, head_dim // 2)
+    return weights[
+        [h * head_dim + half + i for h in range(heads) for i in range(head_dim // 2) for half in halves]
     ]
-    return weights[order]
 
 
 def write_gguf(
@@ -168,13 +165,10 @@ def test_first_and_last_token_are_added_where_the_file_says_so(tmp_path: Path) -
         ({"rotated": 4}, "rotates 4 dimensions"),
         ({"tokens": TOKENS[:-1], "types": TYPES[:-1]}, "another number of embeddings"),
         ({"without": "blk.1.attn_norm.weight"}, r"'model\.layers\.1\.input_layernorm\.weight'"),
+        ({"change": lambda file: file.add_rope_scaling_factor(2.0)}, r"sets 'llama\.rope\.scaling\.factor'"),
         (
-            {"change": lambda writer: writer.add_rope_scaling_factor(2.0)},
-            r"sets 'llama\.rope\.scaling\.factor'",
-        ),
-        (
-            {"change": lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(4, np.float32))},
-            r"tensor 'rope_freqs\.weight'",
+            {"change": lambda file: file.add_tensor("rope_freqs", np.ones(4, np.float32))},
+            "tensor 'rope_freqs'",
         ),
     ],
 )

@@ -40,9 +40,8 @@ MXBAI = (
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tiny_tokenizers.qwen2()
-    tokenizer.add_tokens(
-        [AddedToken(name, normalized=False) for name in ("yes", "no", "Yes", "No", "</think>")]
-    )
+    names = "yes", "no", "Yes", "No", "</think>"
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
     return tiny_tokenizers.save(tokenizer, tmp_path_factory.mktemp("Qwen3-Reranker-8B-int4"))
 
 
@@ -63,9 +62,8 @@ def test_qwen3_reranker_is_asked_as_its_card_says(qwen: Path) -> None:
 def test_mxbai_rerank_is_asked_as_its_code_says(qwen: Path) -> None:
     prompts = RerankPrompts(qwen, "mxbai-rerank-v2")
     assert prompts.text("q", "d") == MXBAI.format(instruction="", query="q", document="d")
-    assert prompts.text("q", "d", "i") == MXBAI.format(
-        instruction="instruction: i\n", query="q", document="d"
-    )
+    instruction = "instruction: i\n"
+    assert prompts.text("q", "d", "i") == MXBAI.format(instruction=instruction, query="q", document="d")
 
 
 @pytest.mark.slow
@@ -183,9 +181,7 @@ def test_a_file_may_name_its_labels(qwen: Path, tmp_path: Path) -> None:
             RerankPrompts(qwen, str(own))
 
 
-TEXTS = [
-    "an apple",
-    "an apple",
+TEXTS = ["an apple"] * 2 + [
     "",
     " an",
     "apples are apples",
@@ -205,9 +201,8 @@ def test_tokens_are_those_of_whole_prompts(checkpoint: Path, template: str, quer
         queries = [query] * len(documents)
         whole = prompts.tokenizer.encode([prompts.text(query, document) for document in documents])
         assert prompts.ids(queries, documents) == share(whole)
-        assert prompts.ids(documents, queries) == share(
-            prompts.tokenizer.encode([prompts.text(document, query) for document in documents])
-        )
+        swapped = prompts.tokenizer.encode([prompts.text(document, query) for document in documents])
+        assert prompts.ids(documents, queries) == share(swapped)
 
 
 @pytest.mark.slow
@@ -276,9 +271,8 @@ def test_only_what_was_asked_for_is_cut(qwen: Path) -> None:
     assert (short.documents, short.query) == ([True, False], True)
     longest = max(len(whole.query) + len(item) for item in whole.items)
     for left in (False, True):
-        fitted = cut_prompts(
-            prompts, [query] * 2, documents, None, Truncation(prompt=longest - 50, left=left), limits
-        )
+        within = Truncation(prompt=longest - 50, left=left)
+        fitted = cut_prompts(prompts, [query] * 2, documents, None, within, limits)
         assert fitted.documents == [True, False]
         assert max(len(fitted.prompts.query) + len(item) for item in fitted.prompts.items) <= longest - 50
     empty = prompts.ids([query], [""])

@@ -115,11 +115,9 @@ def test_what_is_found_is_what_is_used(make: Any, selector: str) -> None:
         with serving(seen.worker) as client:
             run(client, START)
             if spoiled:
-                with torch.inference_mode():
-                    cache = seen.worker._cache
-                    kept = [cache.buffer] if selector == "auto" else [cache.host_kv[0], cache.dense_kv[:1]]
-                    for each in kept:
-                        each += 1
+                cache = seen.worker._cache
+                for kept in [cache.buffer] if selector == "auto" else [cache.host_kv[0], cache.dense_kv[:1]]:
+                    spoil(kept)
             run(client, LATER)
         logits.append(seen.logits[1])
     assert not torch.equal(*logits)
