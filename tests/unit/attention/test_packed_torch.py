@@ -20,11 +20,7 @@ CALLS = [(30, [4, 4, 9, 0, 1, 17]), (0, [3, 12]), (5, []), (11, [2] * 6)]
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize(("soft_cap", "with_sinks"), [(None, False), (1.5, False), (None, True)])
 def test_segments_attend_as_the_dense_mask_says(
-    budget: int,
-    window: int | None,
-    soft_cap: float | None,
-    with_sinks: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    budget: int, window: int | None, soft_cap: float | None, with_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Small pieces and few weights at once, so that both ways of cutting the work are taken.
     monkeypatch.setattr(packed_torch, "PIECE", 7)
@@ -59,9 +55,7 @@ def test_logits_are_computed_only_where_they_must_be(
     computed: list[int] = []
     attend = packed_torch.TorchAttention._attend
     monkeypatch.setattr(
-        packed_torch.TorchAttention,
-        "_attend",
-        lambda self, *args: computed.append(1) or attend(self, *args),
+        packed_torch.TorchAttention, "_attend", lambda self, *args: computed.append(1) or attend(self, *args)
     )
     call = random_tokens(np.random.default_rng(1), 30, [4, 17], 100).prompt()
     (forward,) = pack([call], 1_000, QueryCache(64, reserve=0, caching=False)).forwards

@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.batching import request_order
-from hiscore.batching.request_order import (
-    FORGET_AFTER,
-    LARGE,
-    MANY,
-    PART,
-    SPARE,
-    RequestOrder,
-    drop_stale,
-)
+from hiscore.batching.request_order import FORGET_AFTER, LARGE, MANY, PART, SPARE, RequestOrder, drop_stale
 from hiscore.prefill.row_counts import SHORT_ROWS
 from tests.support.batch_simulator import ITEM, Batch, Call, FirstCome, alone, p99_of
 

@@ -49,9 +49,7 @@ def build(tmp_path: Path) -> Callable[[Path], None]:
     return build
 
 
-def test_a_conversion_on_a_full_disk_is_explained_and_leaves_nothing(
-    root: Path, build: Callable[[Path], None]
-) -> None:
+def test_a_conversion_on_a_full_disk_leaves_nothing(root: Path, build: Callable[[Path], None]) -> None:
     with full_disk(), pytest.raises(CheckpointError, match=r"cannot write .*Set HISCORE_CACHE"):
         download_cache.cached("model", build)
     assert sorted(os.listdir(root)) == [".model.lock"]

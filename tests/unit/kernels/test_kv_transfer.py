@@ -153,9 +153,7 @@ def cache_of(rank: OneAfterTheOther, host: torch.Tensor) -> KVCache:
 
 
 @pytest.mark.parametrize(("ranks", "last"), [(2, 0), (2, 1), (3, 1), (4, 3)])
-def test_ranks_store_a_page_once_and_restore_all(
-    ranks: int, last: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_store_once_and_restore_all(ranks: int, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merged in pieces of three tokens."""
     monkeypatch.setattr(triton_transfers, "MERGED_BYTES", 3 * 2 * 2 * 4 * 4)
     known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST, dtype=torch.float32)

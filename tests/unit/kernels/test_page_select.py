@@ -18,15 +18,7 @@ from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.kernels import page_select
 from tests.support.decode_cache import KnownCache, unique_contents
-from tests.support.decode_kernels import (
-    DEVICE,
-    SHAPE,
-    assert_same,
-    attention_shape,
-    moved,
-    on_device,
-    random,
-)
+from tests.support.decode_kernels import DEVICE, SHAPE, assert_same, attention_shape, moved, on_device, random
 from tests.support.tiers import first_of
 
 NEWEST = 5

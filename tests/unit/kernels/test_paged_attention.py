@@ -52,11 +52,7 @@ ATTENTION = CacheShape(
     ("group", "soft_cap", "with_sinks"), [(3, None, False), (1, 1.5, False), (3, None, True)]
 )
 def test_dense_attention_equals_plain_torch(
-    window: int | None,
-    group: int,
-    soft_cap: float | None,
-    with_sinks: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    window: int | None, group: int, soft_cap: float | None, with_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paged_triton, "SPLIT", 32)
     cache = filled(ATTENTION)
@@ -122,10 +118,7 @@ def test_attention_in_half_precision_equals_plain_torch(dtype: torch.dtype) -> N
     q = random(2, shape.heads, 24, seed=1).to(dtype)
     actual = ops.attend(0, q, ops.all_pages(rows), rows)
     assert actual.dtype == dtype
-    reference, on_cpu = (
-        TorchCacheOps(in_float64(cache), shape),
-        moved(rows, "cpu"),
-    )
+    reference, on_cpu = (TorchCacheOps(in_float64(cache), shape), moved(rows, "cpu"))
     expected = reference.attend(0, q.cpu().double(), reference.all_pages(on_cpu), on_cpu)
     # Shares, and the result, are rounded to at least 8 bits; a result is a mean of values of at most about 4.
     torch.testing.assert_close(actual.cpu().double(), expected, atol=2**-7, rtol=2**-7)

@@ -4,15 +4,7 @@ import pytest
 import torch
 
 from hiscore.kernels import pipelined_products
-from hiscore.kernels.pipelined_products import (
-    BLOCK,
-    MAX_ROWS,
-    MIN_PROGRAMS,
-    STEP,
-    fits,
-    multiply,
-    splits_of,
-)
+from hiscore.kernels.pipelined_products import BLOCK, MAX_ROWS, MIN_PROGRAMS, STEP, fits, multiply, splits_of
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.weights import Linear
 from tests.support.layers import DEVICE, random

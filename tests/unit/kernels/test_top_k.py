@@ -52,9 +52,7 @@ def sorted_top_k(values: Tensor, k: int) -> list[int]:
     lambda x: x, lambda x: x.round(), lambda x: x * 1e-42, lambda x: x * 0, lambda x: x * -0.0,
     lambda x: (x * 40).round() * float("inf"), lambda x: x.abs() * 1e38, lambda x: -x.abs(),
 ], ids=["any", "ties", "denormal", "zeros", "both zeros", "infinite", "great", "negative"])  # fmt: skip
-def test_the_k_largest_are_a_sort_s_with_ties_to_the_lower_place(
-    make: Callable[[Tensor], Tensor],
-) -> None:
+def test_the_k_largest_are_a_sort_s_with_ties_to_the_lower_place(make: Callable[[Tensor], Tensor]) -> None:
     rng = np.random.default_rng(0)
     for seed in range(5):
         count = int(rng.integers(1, 70))

@@ -57,8 +57,7 @@ verdict = partial(verdict_of, load, truth, compare)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "labels"),
-    first_of(*((family, None) for family in FAMILIES), ("llama", 3), ("gemma2", 1)),
+    ("family", "labels"), first_of(*((family, None) for family in FAMILIES), ("llama", 3), ("gemma2", 1))
 )
 def test_a_key_is_computed_as_by_transformers_or_refused(
     family: str, labels: int | None, tmp_path: Path

@@ -137,9 +137,7 @@ def test_the_head_of_the_causal_lm_that_a_classifier_was_is_ignored(tmp_path: Pa
     ],
     ids=["no embedding", "no norm", "large head", "wrong projection", "stray bias"],
 )
-def test_what_does_not_fit_the_config_is_named(
-    change: Callable[[Tensors], None], says: str, tied: Path
-) -> None:
+def test_what_misfits_the_config_is_named(change: Callable[[Tensors], None], says: str, tied: Path) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=says):
         load(rewritten(tied, change))
 

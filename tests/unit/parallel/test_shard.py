@@ -16,9 +16,7 @@ def test_shares_are_everything_once_and_equal_up_to_one(size: int, ranks: int) -
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "ranks"), [(32, 8, 4), (32, 8, 8), (32, 2, 4), (8, 1, 8)])
-def test_heads_of_queries_find_their_head_of_keys_on_their_rank(
-    heads: int, kv_heads: int, ranks: int
-) -> None:
+def test_heads_of_queries_find_their_keys_on_their_rank(heads: int, kv_heads: int, ranks: int) -> None:
     held = [0] * kv_heads
     for shard in (Shard(rank, ranks) for rank in range(ranks)):
         mine = range(kv_heads)[shard.kv_span(kv_heads)]

@@ -23,8 +23,7 @@ def tokenizer(default: Path) -> PromptTokenizer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("prompt", "space"),
-    [("<|im_start|>assistant\n", ""), ("Answer:", " "), ("b<|im_end|>", "")],
+    ("prompt", "space"), [("<|im_start|>assistant\n", ""), ("Answer:", " "), ("b<|im_end|>", "")]
 )
 def test_labels_are_what_follows_the_very_prompt(
     default: Path, tokenizer: PromptTokenizer, prompt: str, space: str

@@ -60,9 +60,7 @@ ANSWERS: list[tuple[ToolFormat, str, list[Part]]] = [
 
 
 @pytest.mark.parametrize(("tool_format", "text", "expected"), ANSWERS)
-def test_calls_are_found_letter_by_letter_too(
-    tool_format: ToolFormat, text: str, expected: list[Part]
-) -> None:
+def test_calls_are_found_by_letters_too(tool_format: ToolFormat, text: str, expected: list[Part]) -> None:
     assert read(tool_format, [text]) == expected
     assert read(tool_format, list(text)) == expected
     for call in expected:

@@ -103,9 +103,7 @@ def test_pairs_do_not_depend_on_how_many_are_computed_at_once(
         assert scores(head, hidden, request).tobytes() == whole.tobytes()
 
 
-def test_scores_are_the_softmax_over_own_labels(
-    head: LMHead, hidden: torch.Tensor, own: list[np.ndarray]
-) -> None:
+def test_scores_are_softmax_of_own_labels(head: LMHead, hidden: torch.Tensor, own: list[np.ndarray]) -> None:
     logits = hidden.double() @ head._weight.double().T
     softmax = scores(head, hidden, call(own, apply_softmax=True))
     plain = scores(head, hidden, call(own))

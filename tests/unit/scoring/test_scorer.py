@@ -32,13 +32,7 @@ def check(found: np.ndarray, truth: np.ndarray, options: ScoreOptions) -> None:
     comparison.check(found, truth, not options.apply_softmax and bool(truth.size) and truth.min() >= 0)
 
 
-BATCH = [
-    (13, [1, 7, 7, 0, 20, 3]),
-    (0, [2, 1]),
-    (1, [0, 0, 5]),
-    (40, [31]),
-    (6, []),
-]
+BATCH = [(13, [1, 7, 7, 0, 20, 3]), (0, [2, 1]), (1, [0, 0, 5]), (40, [31]), (6, [])]
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,7 @@ def test_texts_equal_transformers_one_pair_at_a_time(name: str, encoders: Made, 
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_item_may_come_first_if_no_token_type_forbids(
-    name: str, encoders: Made, scorers: Scorers
-) -> None:
+def test_an_item_may_come_first_if_no_token_type_forbids(name: str, encoders: Made, scorers: Scorers) -> None:
     checkpoint, truth = encoders(name)
     request = TextRequest(QUERY, ITEMS, item_first=True)
     if ENCODERS[name].changes.get("type_vocab_size", 2) > 1 and not name.startswith("modernbert"):

@@ -20,10 +20,7 @@ from tests.unit.tokenization.test_mark_splits import holds, rule_of
 
 pytestmark = pytest.mark.exhaustive  # `make check` has no environment with Mistral's package
 
-VOCABULARIES = {
-    "tokenizer.model.v1": 32_000,
-    "mistral_instruct_tokenizer_240323.model.v3": 32_768,
-}
+VOCABULARIES = {"tokenizer.model.v1": 32_000, "mistral_instruct_tokenizer_240323.model.v3": 32_768}
 
 
 def _normalised(backend: Tokenizer) -> None:

@@ -149,12 +149,7 @@ def test_what_is_not_proved_is_not_recognised(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        "metaspace",
-        "added token with a split point",
-        "added token with one once normalised",
-        "digits alone",
-    ],
+    ["metaspace", "added token with a split point", "added token with one once normalised", "digits alone"],
 )
 def test_the_rule_is_wrong_where_it_is_not_recognised(name: str) -> None:
     """The control of recognition: without it, ids would be wrong."""

@@ -701,9 +701,7 @@ def test_a_deadline_is_its_own_sequence_s() -> None:
     assert_as_alone(callers, name, wanted)
 
 
-def test_a_call_that_waits_too_long_expires_but_none_that_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_call_that_waits_too_long_expires_but_none_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """`start_by` bounds the wait in the queue alone: four run past theirs, the fifth starts too late."""
     now = [0.0]
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: now[0]))

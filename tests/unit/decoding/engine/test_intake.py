@@ -60,9 +60,7 @@ def test_ids_are_taken_as_they_are_and_copied() -> None:
         (IDS, None, SamplingParams(stop=("a",)), "parameter 'stop' needs text"),
     ],
 )
-def test_bad_prompts_are_refused_by_name(
-    ids: Any, text: str | None, params: SamplingParams, says: str
-) -> None:
+def test_bad_prompts_are_named(ids: Any, text: str | None, params: SamplingParams, says: str) -> None:
     with pytest.raises(RequestError, match=says) as refused:
         PromptReader(FACTS, None, 1_000).read(ids, text, params)
     assert refused.value.code is Code.INVALID_ARG

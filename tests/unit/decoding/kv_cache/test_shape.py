@@ -52,15 +52,9 @@ def test_layers_are_dense_or_sparse_and_some_share_a_selection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "page_size", "shape"),
-    [
-        ("bounds", 4, (2, 80, 3, 2, 8)),
-        ("dsa", 1, (2, 80, 5)),
-    ],
+    ("kind", "page_size", "shape"), [("bounds", 4, (2, 80, 3, 2, 8)), ("dsa", 1, (2, 80, 5))]
 )
-def test_an_index_has_a_part_for_each_indexed_layer(
-    kind: IndexKind, page_size: int, shape: tuple[int, ...]
-) -> None:
+def test_an_index_has_its_indexed_layers(kind: IndexKind, page_size: int, shape: tuple[int, ...]) -> None:
     sizes = replace(SHAPE, index_kind=kind, page_size=page_size, index_dim=5).tensors(torch.float32)
     assert sizes["index"] == (shape, torch.float32)
 

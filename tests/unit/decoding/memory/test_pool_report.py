@@ -140,10 +140,7 @@ def test_dense_has_no_buffers_and_too_small_a_pool_is_refused(caplog: pytest.Log
         plan("SmolLM2-135M", CONTAINER, selector="dense", device_kv_bytes=of_160_tokens)
 
 
-@pytest.mark.parametrize(
-    ("machine", "named"),
-    [(H100, "DEVICE_KV_BYTES"), (TWO_H100, "HOST_KV_BYTES")],
-)
+@pytest.mark.parametrize(("machine", "named"), [(H100, "DEVICE_KV_BYTES"), (TWO_H100, "HOST_KV_BYTES")])
 def test_a_call_is_told_which_setting_bounds_the_hosts_pool(machine: Machine, named: str) -> None:
     """Pages of the host take memory on the device too, so raising HOST_KV_BYTES may change nothing."""
     _, config, _, _ = plan("Llama-3.1-8B", machine)

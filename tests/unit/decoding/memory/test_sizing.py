@@ -144,9 +144,7 @@ def test_a_buffer_is_no_longer_than_a_stream() -> None:
         ({"sparse_top_k": 1, "device_buffer_size": 1_024, "backup_ring": 1}, 1, 2, 32),
     ],
 )
-def test_a_buffer_of_the_asked_size_holds_ring_and_lru_pages(
-    asked: dict[str, int], ring: int, top: int, buffer: int
-) -> None:
+def test_a_buffer_holds_ring_and_lru_pages(asked: dict[str, int], ring: int, top: int, buffer: int) -> None:
     shape, cache_config = plan(MemoryBudget(2**30, 2**30, 4), **asked)
     assert (shape.ring_pages, shape.top_pages, shape.buffer_pages) == (ring, top, buffer)
     assert (cache_config.ring_pages, cache_config.lru_pages) == (ring, buffer - ring)
@@ -187,9 +185,7 @@ GIB = 2**30
         ("auto", 18, 133_024, 23),
     ],
 )
-def test_layers_with_a_window_keep_no_more_than_that(
-    selector: str, device: int, held: int, windows: int
-) -> None:
+def test_layers_with_a_window_keep_no_more(selector: str, device: int, held: int, windows: int) -> None:
     """Gemma 3 12B with 6 GiB (about a quarter of a GPU of 24 GB) or 18 GiB (80 GB), and 40 GiB of the host.
 
     held: tokens of the dense layers or of the buffers.

@@ -12,11 +12,7 @@ def chunk(tokens: list[int], start: int, staging: list[int], is_last: bool) -> P
 
 
 def test_each_chunk_sees_its_prompts_earlier_tokens_and_itself() -> None:
-    chunks = [
-        chunk([5, 6], 15, [2, 4], False),
-        chunk([7, 8, 9], 0, [1], True),
-        chunk([3], 1, [0], True),
-    ]
+    chunks = [chunk([5, 6], 15, [2, 4], False), chunk([7, 8, 9], 0, [1], True), chunk([3], 1, [0], True)]
     forward = pack_chunks(chunks)
     assert forward.input_ids.tolist() == [5, 6, 7, 8, 9, 3]
     assert forward.positions.tolist() == [15, 16, 0, 1, 2, 1]

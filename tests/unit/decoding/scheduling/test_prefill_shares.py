@@ -35,9 +35,7 @@ def shares(prompts: list[int], running: int, budget: int = LONG) -> list[int]:
         ([], 0, []),
     ],
 )
-def test_a_forward_is_long_if_nobody_would_wait(
-    prompts: list[int], running: int, expected: list[int]
-) -> None:
+def test_a_forward_is_long_if_nobody_waits(prompts: list[int], running: int, expected: list[int]) -> None:
     assert shares(prompts, running) == expected
 
 

@@ -140,9 +140,7 @@ def test_sequences_that_run_are_in_every_step_while_others_prefill() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 80), st.integers(0, 3)), min_size=1, max_size=12), st.integers(1, 30)
 )
-def test_a_prefill_forward_is_full_and_half_is_the_oldest_s(
-    prompts: list[tuple[int, int]], chunk: int
-) -> None:
+def test_a_prefill_is_full_and_half_is_the_oldest_s(prompts: list[tuple[int, int]], chunk: int) -> None:
     drive = Drive(replace(WIDE, prefill_token_budget=chunk))
     pending = [(at, sequence(prompt=length, max_tokens=1)) for length, at in prompts]
     for iteration in range(8 + sum(length for length, _ in prompts)):
@@ -165,9 +163,7 @@ def test_a_prefill_forward_is_full_and_half_is_the_oldest_s(
 
 
 @pytest.mark.parametrize("limit", [MAX_OVERTAKEN, 10**9])
-def test_a_large_sequence_is_overtaken_a_limited_number_of_times(
-    limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_sequence_is_overtaken_a_few_times(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without the limit it would starve."""
     monkeypatch.setattr(scheduler_module, "MAX_OVERTAKEN", limit)
     # The large one needs every device page; a small one arrives at each step.
@@ -268,9 +264,7 @@ BESIDE = [({}, True), (KINDS[3], False), ({"host_is_shared": True}, False)]
 
 
 @pytest.mark.parametrize(("kind", "beside"), BESIDE)
-def test_who_is_resumed_loses_an_iteration_only_to_a_copy_beside_forwards(
-    kind: dict[str, Any], beside: bool
-) -> None:
+def test_who_is_resumed_loses_one_only_to_a_copy_beside(kind: dict[str, Any], beside: bool) -> None:
     drive = Drive(replace(TINY, **kind), quantum=10)
     first, *_ = fill(drive)
     drive.add(sequence())
@@ -284,9 +278,7 @@ def test_who_is_resumed_loses_an_iteration_only_to_a_copy_beside_forwards(
 
 
 @pytest.mark.parametrize(("kind", "beside"), BESIDE)
-def test_who_begins_as_another_loses_an_iteration_only_to_a_copy_beside_forwards(
-    kind: dict[str, Any], beside: bool
-) -> None:
+def test_who_begins_as_another_loses_one_only_to_a_copy_beside(kind: dict[str, Any], beside: bool) -> None:
     drive = Drive(replace(TINY, prefix_cache=True, **kind))
     fill(drive, 1, prompt=40)
     drive.go(2)
@@ -351,15 +343,9 @@ def test_only_those_that_are_passed_over_are_overtaken(large_first: bool) -> Non
 
 @pytest.mark.parametrize(
     ("overtaken", "host_pages", "kept"),
-    [
-        (0, 160, False),
-        (MAX_OVERTAKEN, 160, True),
-        (MAX_OVERTAKEN, 88, True),
-    ],
+    [(0, 160, False), (MAX_OVERTAKEN, 160, True), (MAX_OVERTAKEN, 88, True)],
 )
-def test_what_becomes_free_is_kept_for_one_often_overtaken(
-    overtaken: int, host_pages: int, kept: bool
-) -> None:
+def test_what_becomes_free_is_for_one_often_overtaken(overtaken: int, host_pages: int, kept: bool) -> None:
     """From preempted sequences too."""
     drive = Drive(replace(TINY, host_pages=host_pages), quantum=5)
     running = fill(drive)

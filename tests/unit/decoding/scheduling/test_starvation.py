@@ -136,9 +136,7 @@ def assert_bounded(load: Load) -> None:
 
 @pytest.mark.slow
 @LOADS
-def test_small_ones_wait_for_what_they_take_while_others_go_on(
-    larges: int, callers: int, prompt: int
-) -> None:
+def test_small_ones_wait_for_what_they_take_as_others_go_on(larges: int, callers: int, prompt: int) -> None:
     assert_bounded(Load(larges, callers, prompt).run())
 
 

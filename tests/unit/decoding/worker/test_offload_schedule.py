@@ -134,9 +134,7 @@ PROMPT, STEP = Event(7), Event(8)
 
 
 @pytest.mark.parametrize(("length", "waits"), [(3, None), (4, PROMPT)])
-def test_a_prompt_is_waited_for_only_by_steps_that_may_read_it_from_the_host(
-    length: int, waits: Event | None
-) -> None:
+def test_a_prompt_is_waited_for_only_by_steps_that_may_read_it(length: int, waits: Event | None) -> None:
     """The first step of a prompt as long as the ring, and of a shorter one."""
     schedule = OffloadSchedule(4, 1, 1)
     schedule.prompt_copied(PROMPT, 0, 0, length, at(0))

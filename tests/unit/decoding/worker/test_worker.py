@@ -11,13 +11,7 @@ from torch import Tensor
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
-from hiscore.decoding.interface.worker import (
-    NO_PAGES,
-    NOT_FINITE,
-    Admission,
-    DecodeBatch,
-    PrefillChunk,
-)
+from hiscore.decoding.interface.worker import NO_PAGES, NOT_FINITE, Admission, DecodeBatch, PrefillChunk
 from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.device_queues import Event, Queue
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule

@@ -55,9 +55,7 @@ def test_what_a_rank_does_not_get_is_missed(ranks: Ranks, path: Path, expected: 
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_all_attend_to_what_one_stores(
-    which: int, ranks: Ranks, path: Path, expected: list[list[int]]
-) -> None:
+def test_all_read_what_one_stores(which: int, ranks: Ranks, path: Path, expected: list[list[int]]) -> None:
     """The control: a rank's share of the pool is spoiled on its way there, and nothing else is."""
     worker = together(ranks, path, NAME)
     ranks.do(partial(decode_rank_work.store_zeros, which=which % ranks.rank.shard.ranks))

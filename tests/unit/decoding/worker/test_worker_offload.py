@@ -135,9 +135,7 @@ def lengths_of(worker: CacheWorker) -> list[int]:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("ring", first_of(*RINGS))
 @pytest.mark.parametrize("selector", SETTINGS)
-def test_the_host_has_what_was_written(
-    path: Any, kept: list[Tensor], selector: str, ring: int, late: bool
-) -> None:
+def test_the_host_has_the_same(path: Any, kept: list[Tensor], selector: str, ring: int, late: bool) -> None:
     """late: copies run when a forward waits for them, and not before."""
     family, top_k, buffer = SETTINGS[selector]
     worker = build(path(family), selector, top_k, buffer, ring=ring, sequences=SEQUENCES)
@@ -217,9 +215,7 @@ def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], rin
     assert any("in time" in fault for fault in faults)
 
 
-def test_a_prompt_not_backed_up_is_seen(
-    path: Any, kept: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_not_copied_is_seen(path: Any, kept: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     def but_the_last(steps: TorchCacheOps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         offload(steps, staging, slots[:-1], host_pages)
 

@@ -23,11 +23,7 @@ SPARSE = {
     "dsa": ("glm-shared", 16, 24, 60),
 }
 # All tokens are selected, and the long sequence is not resident as a whole.
-WHOLE = {
-    "quest": ("gemma2", 256, 256, 200),
-    "exact": ("qwen2", 96, 96, 60),
-    "dsa": ("glm-wide", 96, 96, 60),
-}
+WHOLE = {"quest": ("gemma2", 256, 256, 200), "exact": ("qwen2", 96, 96, 60), "dsa": ("glm-wide", 96, 96, 60)}
 STEPS = 8
 
 

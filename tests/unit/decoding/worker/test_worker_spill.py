@@ -60,9 +60,7 @@ def test_spilled_where_everything_is_selected_is_dense(path: Any) -> None:
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_a_spilled_one_selects_as_it_would_have(
-    path: Any, indexed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spilled_one_selects_the_same(path: Any, indexed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """indexed: its index is made when it is spilled; else the control."""
     tokens: list[int] = []
     quest = Driver(build(path("qwen3"), "quest", *FEW))

@@ -182,9 +182,7 @@ def test_a_wrong_decoder_is_told_apart(
     assert largest_error(in_chunks(decoder, prompts(), 7), expected) > 10 * SINGLE
 
 
-def test_norms_inside_attention_have_their_own_epsilon(
-    checkpoint: Any, truth: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inner_norms_have_their_epsilon(checkpoint: Any, truth: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: the config's epsilon there is outside the bound, if not far."""
     monkeypatch.setattr(mla, "LATENT_EPS", tiny_dsa.SIZES["rms_norm_eps"])
     decoder = DsaDecoder(checkpoint("glm"), CPU, torch.float64)

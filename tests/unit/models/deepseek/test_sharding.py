@@ -157,9 +157,7 @@ def test_they_do_so_in_fp8(leader: Ranks, smooth: Path) -> None:
     assert (together(leader, smooth, True, ids) - expected).pow(2).mean().sqrt() < steps
 
 
-def test_unrounded_activations_in_fp8_compute_the_same(
-    published: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrounded_activations_in_fp8_do_the_same(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that is selected: experts and tokens."""
     expected = dsa_rank_work.hidden_of(DsaDecoder(published, CPU, torch.float32), IDS)
     kept = DsaDecoder(published, CPU, torch.float32, keeps_fp8=True)

@@ -62,9 +62,7 @@ def test_an_older_name_means_the_same_original_context(inside: int, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_graph_has_its_batch_s_angles(
-    checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_has_its_own_angles(checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA: rows are copied into place, and graphs replayed."""
     pytest.importorskip("triton", reason="the Triton language is not installed")
     from tests.support.cuda_runner import use_cuda_runner
@@ -85,9 +83,7 @@ def test_control_one_table_for_all_fails(
         check(scorer, truth, both_sides())
 
 
-def test_control_keys_of_the_other_table_fail(
-    checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_other_tables_fail(checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query that was cached behind short items, taken for long ones."""
     of = QueryKey.of
     monkeypatch.setattr(QueryKey, "of", lambda tokens, salt=b"": of(tokens))

@@ -174,9 +174,7 @@ def related_calls(draw: st.DrawFn) -> Tokens:
     st.integers(PAGE, 150),
     st.integers(1, 12),
 )
-def test_cached_pages_hold_their_own_tokens(
-    history: list[list[Tokens]], budget: int, cache_pages: int
-) -> None:
+def test_cached_pages_hold_their_tokens(history: list[list[Tokens]], budget: int, cache_pages: int) -> None:
     """Over several batches, with so few pages that queries evict each other."""
     cache, interpreter = pages(budget, caching=True, cache_pages=cache_pages), Interpreter()
     for calls in history:

@@ -42,11 +42,7 @@ def checked(ids: np.ndarray, delimiters: np.ndarray) -> MultiItemPrompt:
         (int32(), int32(0), "out of range for 'input_ids' of length 0"),
         (int32(100, 0, 2, 0), int32(1, 3), "'input_ids' holds 100: ids of this model are 0 to 99"),
         (int32(1, 0, -1, 0), int32(1, 3), "'input_ids' holds -1"),
-        (
-            int32(*[1] * 5, 0, *[1] * 4, 0),
-            int32(5, 10),
-            "have 9 tokens together: at most 8 (MAX_CONTEXT)",
-        ),
+        (int32(*[1] * 5, 0, *[1] * 4, 0), int32(5, 10), "have 9 tokens together: at most 8 (MAX_CONTEXT)"),
         (int32(0, 1, 0, 0), int32(0, 2, 3), "the query and item 1 are both empty"),
         (int32(1, 0, 0, 0, 0, 0), int32(1, 2, 3, 4, 5), "lays out 4 items: at most 3"),
         (int32(*([1] * 6 + [0]) * 4), int32(6, 13, 20, 27), "holds 24 tokens: at most 20"),

@@ -52,9 +52,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_each_request_gets_its_own_rows_and_labels(
-    batch: str, head: LMHead, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_request_gets_its_own_rows(batch: str, head: LMHead, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_head, "ROW_SLICE", 2)
     requests = BATCHES[batch]
     items = [len(each.prompt.item_lengths) for each in requests]
