@@ -256,13 +256,8 @@ def test_an_error_of_tritons_own_has_no_code(
 
     monkeypatch.setattr(server, "ModelStreamInfer", answer)
     # The service has the method since it was made: serve anew.
-    with pytest.raises(kind, match=text):
-        _with_new_service(twin, server)
-
-
-def _with_new_service(twin: Twin, server: FaultyServer) -> list[Chunk]:
-    with serving(server) as url:
-        return Twin(twin.asynchronous, url)("a")
+    with serving(server) as url, pytest.raises(kind, match=text):
+        Twin(twin.asynchronous, url)("a")
 
 
 @pytest.mark.parametrize("stop_after", [1, 2])

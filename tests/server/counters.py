@@ -25,6 +25,11 @@ def read(server: Server) -> Counter[tuple[str, str]]:
     return counters
 
 
+def tokens(server: Server) -> int:
+    """Tokens that decode has generated."""
+    return read(server)["decode", "hiscore_decode_tokens_total"]
+
+
 def settled(
     server: Server, read: Callable[[Server], Counter[tuple[str, str]]] = read
 ) -> Counter[tuple[str, str]]:

@@ -111,8 +111,6 @@ def test_control_an_instruction_changes_the_scores(api: Api, relevance: np.ndarr
 
 BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [10**7]}, 400, "label_token_ids"),
-    ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [3], "lora": "x"}, 400, "lora"),
-    ("/v1/score", b"", 400, "JSON"),
     ("/v1/score", {"query": "a" * MAX_BODY}, 413, "the body is larger than"),
     ("/v1/nothing", {}, 404, "/v1/nothing"),
 ]

@@ -1,10 +1,7 @@
 """``make serve`` with API_BACKEND: the HTTP API alone, in front of models that another server has."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,12 +15,12 @@ import pytest
 from hiscore.launcher import Server
 from hiscore_client import ScoreClient
 from tests.server.api import call
+from tests.server.test_launcher_signals import LAUNCHER, serving, variables
 from tests.support.processes import alive
 from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
-ROOT = Path(__file__).resolve().parents[2]
 LABELS = [5, 6]
 
 
@@ -38,31 +35,12 @@ class Alone:
 @contextmanager
 def api_alone(backend: str, checkpoint: Path, log: Path, **settings: str) -> Iterator[Alone]:
     """The HTTP API of a launcher that starts no models."""
-    given = {
-        "MODEL": str(checkpoint),
-        "API_BACKEND": backend,
-        "API_PORT": "0",
-        "HISCORE_PROMPT_LABELS": '["a", "b"]',
-    }
-    with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hiscore.launcher"],
-            cwd=ROOT,
-            env={**os.environ, **given, **settings},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"API (http\S+), models at (\S+)", line)
-        assert found, f"not ready: {line!r}\n{log.read_text()}"
+    given = variables(checkpoint, API_BACKEND=backend, HISCORE_PROMPT_LABELS='["a", "b"]', **settings)
+    with serving(LAUNCHER, given, log) as process:
+        found = re.search(r"API (http\S+), models at (\S+)", process.ready_line)
+        assert found, process.ready_line
         assert found.group(2) == backend
         yield Alone(process, found.group(1))
-    finally:
-        process.terminate()
-        process.wait(TIMEOUT_S)
 
 
 def test_the_api_alone_serves_the_models_of_another_server(lm: Server, tiny_lm: Path, tmp_path: Path) -> None:

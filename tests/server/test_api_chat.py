@@ -17,9 +17,8 @@ from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
+from tests.server import counters
 from tests.server.api import api_of, call, wait_for_metric
-from tests.server.counters import read as read_counters
-from tests.server.counters import settled
 from tests.server.generation import over_grpc
 from tests.server.raw_http import connect, leak, post
 from tests.server.sse import all_events, events
@@ -296,12 +295,8 @@ def test_fields_that_change_nothing_are_accepted(api: Api) -> None:
     assert answers[0] == answers[1]
 
 
-def generated(server: Server) -> int:
-    return read_counters(server)["decode", "hiscore_decode_tokens_total"]
-
-
 def held(server: Server) -> int:
-    return read_counters(server)["decode", "hiscore_decode_host_rows"]
+    return counters.read(server)["decode", "hiscore_decode_host_rows"]
 
 
 LONG = {"prompt": PROMPT, "max_tokens": 8_000, "temperature": 0, "ignore_eos": True}
@@ -310,8 +305,8 @@ LONG = {"prompt": PROMPT, "max_tokens": 8_000, "temperature": 0, "ignore_eos": T
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_caller_that_leaves_frees_its_sequence(api: Api, server: Server, stream: bool) -> None:
     wait_until(lambda: held(server) == 0, lambda: "something runs already")
-    settled(server)
-    before = generated(server)
+    counters.settled(server)
+    before = counters.tokens(server)
     if stream:
         with events(api, TEXT, LONG) as read:
             next(read)
@@ -322,7 +317,7 @@ def test_a_caller_that_leaves_frees_its_sequence(api: Api, server: Server, strea
             wait_until(lambda: held(server) > 0, lambda: "the control: it runs")
     wait_until(lambda: held(server) == 0, lambda: "it still runs")
     # It has not come to its end.
-    assert generated(server) - before < LONG["max_tokens"]
+    assert counters.tokens(server) - before < LONG["max_tokens"]
     wait_for_metric(api, f'route="{TEXT}",status="499"')
 
 

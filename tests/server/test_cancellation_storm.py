@@ -101,10 +101,6 @@ def test_after_storms_of_cancellations_all_is_as_before(abused: Server, tiny_lm:
     assert after.memory - before.memory < 20
     # What it counts goes on rising, about once a second: nothing waits behind what was cancelled.
     counters.settled(server)
-    counted = tokens(server)
+    counted = counters.tokens(server)
     over_grpc(server, {"input_ids": [11, 12]}, max_tokens=30, ignore_eos=True)
-    wait_until(lambda: tokens(server) >= counted + 30)
-
-
-def tokens(server: Server) -> int:
-    return counters.read(server)["decode", "hiscore_decode_tokens_total"]
+    wait_until(lambda: counters.tokens(server) >= counted + 30)

@@ -197,17 +197,14 @@ def test_a_call_that_is_no_stream_is_refused_by_triton(decode: Server) -> None:
 
 @pytest.mark.parametrize("way", [grpc_stream, http_stream])
 def test_cancelling_frees_what_a_sequence_held(decode: Server, way: Any) -> None:
-    def tokens() -> int:
-        return counters.read(decode)["decode", "hiscore_decode_tokens_total"]
-
     counters.settled(decode)
-    before = tokens()
+    before = counters.tokens(decode)
     with way(decode, {"input_ids": PROMPT}, **LONG) as responses:
         next(responses)
     # Metrics are updated about once a second.
-    wait_until(lambda: tokens() > before and present(decode) == 0)
+    wait_until(lambda: counters.tokens(decode) > before and present(decode) == 0)
     # It has not come to its end.
-    assert tokens() - before < LONG["max_tokens"]
+    assert counters.tokens(decode) - before < LONG["max_tokens"]
 
 
 def test_cancelling_a_waiting_call_removes_it_from_the_queue(decode: Server) -> None:

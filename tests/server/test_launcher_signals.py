@@ -46,9 +46,8 @@ def variables(checkpoint: Path, **settings: str) -> dict[str, str]:
 
 
 @contextmanager
-def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -> Iterator[tuple[Any, str]]:
-    """Run a command that serves; gives its process and the server's gRPC address once it says it is ready."""
-    environment = variables(checkpoint, **settings)
+def serving(command: list[str], environment: dict[str, str], log: Path) -> Iterator[Any]:
+    """Run a command that serves; gives its process once it is ready, and has the line that says so in it."""
     with log.open("w") as stderr:
         process = start_heeding_sigint(
             command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=stderr
@@ -58,11 +57,9 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
         # Or pytest would end the wait, and nobody would see the log.
         said, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
         assert said, f"not ready within {TIMEOUT_S} seconds:\n{log.read_text()}"
-        line = process.stdout.readline()
-        found = re.search(r"gRPC (\S+),", line)
-        assert found, f"not ready: {line!r}\n{log.read_text()}"
-        process.ready_line = line  # type: ignore[attr-defined]
-        yield process, found.group(1)
+        process.ready_line = process.stdout.readline()  # type: ignore[attr-defined]
+        assert process.ready_line, f"not ready:\n{log.read_text()}"
+        yield process
     finally:
         # After a failed test only: children of a process that has ended are not its children any more.
         if process.poll() is None:
@@ -70,6 +67,15 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
                 child.kill()
             process.kill()
         process.wait()
+
+
+@contextmanager
+def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -> Iterator[tuple[Any, str]]:
+    """Serve a checkpoint's models; gives the process and the server's gRPC address."""
+    with serving(command, variables(checkpoint, **settings), log) as process:
+        found = re.search(r"gRPC (\S+),", process.ready_line)
+        assert found, process.ready_line
+        yield process, found.group(1)
 
 
 def stops(client: triton.InferenceServerClient) -> bool:

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -17,6 +16,7 @@ import pytest
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
 from hiscore.launcher.health import HealthServer
+from hiscore.launcher.ports import free_ports
 from hiscore.launcher.watchdog import Watchdog
 from hiscore_client import ScoreClient
 from tests.server.api import api_of, call
@@ -92,9 +92,7 @@ def prometheus(
     config = config.replace("scrape_interval: 5s", "scrape_interval: 1s")
     (directory / "prometheus.yml").write_text(config)
     shutil.copy(DOCKER / "prometheus/rules.yml", directory)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports('127.0.0.1', 1)[0]}"
     command = [
         program,
         f"--config.file={directory}/prometheus.yml",

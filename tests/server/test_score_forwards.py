@@ -1,6 +1,5 @@
 """What a call costs: forwards, tokens and time, by the server's own counters."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from hiscore.launcher import Server
 from tests.server.conftest import StartServer
 from tests.server.counters import counted, processor_seconds
-from tests.server.wire import Answer, score_texts, score_tokens
+from tests.server.wire import Answer, score_tokens
 from tests.support.comparison import INVARIANCE
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY
@@ -51,15 +50,6 @@ def test_a_call_within_the_budget_is_one_forward(start_server: StartServer, tiny
     assert risen[ITEMS] == 400
     assert risen[CACHED] == answer.cached_tokens == 0
     assert no_decode(risen)
-
-
-def test_a_call_by_text_is_one_forward(lm: Server) -> None:
-    query = f"Number {time.time_ns()} is"
-    with counted(lm, {ITEMS: 3}) as risen:
-        answer = score_texts(lm, query, [" odd", " even", " prime"], LABELS)
-    assert risen[FORWARDS] == risen["score", "hiscore_tokenizer_batches_total"] == 1
-    assert risen[TOKENS] == computed([answer])
-    assert risen["score", "hiscore_full_encodes_total"] == 0
 
 
 def test_a_batch_of_calls_is_one_forward(lm: Server) -> None:

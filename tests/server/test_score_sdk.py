@@ -1,6 +1,5 @@
 """The Python SDK against the real server: both clients, chunks, and what failures become."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,9 +10,7 @@ from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
 from hiscore_client import (
-    AsyncScoreClient,
     ChunkLimits,
-    InvalidRequest,
     ScoreClient,
 )
 from tests.server.counters import counted
@@ -46,23 +43,6 @@ def test_texts_and_ids_equal_transformers(lm: Server, tiny_lm: Path) -> None:
     check(ids.scores, truth_of(tiny_lm).scores(call.query, call.items, LABELS), over_vocabulary=True)
     assert ids.usage.prompt_tokens == 45
     assert nothing.scores.shape == (0, 1)
-
-
-async def test_the_async_client_gives_the_same_many_at_a_time(lm: Server, tiny_lm: Path) -> None:
-    expected = text_truth(tiny_lm)
-    async with AsyncScoreClient(lm.grpc_url) as client:
-        await client.wait_ready(TIMEOUT_S)
-        results = await asyncio.gather(
-            *(client.score(QUERY, ITEMS, labels=[" Yes", " No"]) for _ in range(16)),
-            client.score_ids([1], [[2]], [VOCABULARY]),
-            return_exceptions=True,
-        )
-    bad = results.pop()
-    assert isinstance(bad, InvalidRequest)
-    assert "'label_token_ids' holds 500" in str(bad)
-    for result in results:
-        assert not isinstance(result, BaseException)
-        check(result.scores, expected, over_vocabulary=True)
 
 
 def test_a_call_in_chunks_equals_one_request(lm: Server) -> None:

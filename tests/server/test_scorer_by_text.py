@@ -81,7 +81,7 @@ def test_calls_by_text_are_counted(lm: Server) -> None:
         for inputs in (TEXTS, TEXTS | {"query": ["it"]}, TEXTS):
             scores(lm, inputs, "score")
     assert risen[calls] == risen["score", "hiscore_tokenizer_batches_total"] == 3
-    assert risen["scorer", "hiscore_call_seconds_count"] == 3
+    assert risen["scorer", "hiscore_call_seconds_count"] == risen["scorer", "hiscore_forwards_total"] == 3
     # "it" cannot be split.
     assert risen["score", "hiscore_full_encodes_total"] == 1
     assert risen["tokenizer", "hiscore_tokenized_calls_total"] == 0

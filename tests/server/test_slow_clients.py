@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from hiscore.launcher import Server
-from tests.server.counters import read, settled
+from tests.server.counters import settled, tokens
 from tests.server.footprint import UNDER_WAY, footprint
 from tests.server.generation import over_grpc
 from tests.server.raw_http import connect, post
@@ -45,10 +45,6 @@ def _all_is_given_back(abused: Server) -> Iterator[None]:
 def others_are_served(abused: Server) -> None:
     assert score_texts(abused, "Is it?", [" a"], LABELS).scores.shape == (1, 2)
     assert len(over_grpc(abused, {"input_ids": [11]}, max_tokens=5, ignore_eos=True).ids) == 5
-
-
-def tokens(abused: Server) -> int:
-    return read(abused)["decode", "hiscore_decode_tokens_total"]
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -181,15 +181,17 @@ def test_work_is_the_sum_of_the_models_own_counters() -> None:
     assert PROBE.work("") == 0
 
 
+def canaries_of(**models: FakeModel) -> list[Canary]:
+    return [
+        Canary(Probe(name, "/", {}, '"scores"', ("work_total",)), model) for name, model in models.items()
+    ]
+
+
 @pytest.fixture
 def three() -> Iterator[tuple[list[Canary], list[FakeModel], Canaries]]:
     """Canaries of three models that nobody but the test asks to check."""
     models = [FakeModel((0, "timeout")) for _ in range(3)]
-    names = ("tokenizer", "scorer", "decode")
-    each = [
-        Canary(Probe(name, "/", {}, '"scores"', ("work_total",)), model)
-        for name, model in zip(names, models, strict=True)
-    ]
+    each = canaries_of(tokenizer=models[0], scorer=models[1], decode=models[2])
     canaries = Canaries(each, interval_s=FOREVER, max_misses=3)
     yield each, models, canaries
     canaries.close()
@@ -230,15 +232,11 @@ def test_every_model_has_a_thread_that_checks_again_and_again_until_closed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     checks: Queue[str] = Queue()
-    models = [FakeModel((0, "timeout")), FakeModel((0, "timeout"))]
+    hanging, silent = FakeModel((0, "timeout")), FakeModel((0, "timeout"))
     hang = threading.Event()
-    models[0].on_call = hang.wait  # one that hangs does not keep the others from being checked
-    models[1].on_call = lambda: checks.put("scorer")
-    each = [
-        Canary(Probe(name, "/", {}, '"scores"', ("work_total",)), model)
-        for name, model in zip(("decode", "scorer"), models, strict=True)
-    ]
-    canaries = Canaries(each, interval_s=0, max_misses=2)
+    hanging.on_call = hang.wait  # one that hangs does not keep the others from being checked
+    silent.on_call = lambda: checks.put("scorer")
+    canaries = Canaries(canaries_of(decode=hanging, scorer=silent), interval_s=0, max_misses=2)
     try:
         for _ in range(3):
             assert checks.get(timeout=TIMEOUT_S) == "scorer"

@@ -1,16 +1,18 @@
 """What sampling is planned with, against what it allocates."""
 
+from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from hiscore.decoding.interface.sampling_batch import History, Penalties, SamplingBatch
 from hiscore.decoding.memory.sampling_bytes import CANDIDATE_BYTES, sampling_bytes
 from hiscore.decoding.worker.token_sampler import TokenSampler
-from tests.support.peak_memory import peak_bytes
 
 CPU = torch.device("cpu")
 VOCABULARY = 20_000
@@ -29,6 +31,15 @@ def batch(rows: int, draws: bool, reports: bool, penalises: bool) -> SamplingBat
         penalties=Penalties(np.arange(rows), ones * 2, ones, ones, histories) if penalises else None,
         logprobs=np.full(rows, 20 if reports else -1, np.int32),
     )
+
+
+def peak_bytes(compute: Callable[[], Any]) -> int:
+    """The most bytes that are allocated at once, inside of operations too; what is returned is held to the end."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        held = compute()
+    del held
+    events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
 def measured(rows: int, logits: int, draws: bool, reports: bool = True, penalises: bool = True) -> int:

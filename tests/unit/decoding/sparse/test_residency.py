@@ -13,7 +13,6 @@ from hiscore.decoding.sparse import residency
 from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
 from tests.support.decode_cache import KnownCache, unique_contents
-from tests.support.lru_model import LruModel
 from tests.support.tiers import first_of
 
 NEWEST = 5
@@ -22,6 +21,26 @@ SHAPE = CacheShape(
     host_pages=80, device_pages=48,
     lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index_kind="bounds",
 )  # fmt: skip
+
+
+class LruModel:
+    """The buffer of a sequence, layer and head: each entry holds a page or nothing, and when it was last used."""
+
+    def __init__(self, entries: int, seeds: list[int], length: int) -> None:
+        self.pages: list[int | None] = [*seeds, *[None] * (entries - len(seeds))]
+        self.last_use = [2 * (length - 1)] * len(seeds) + [-1] * (entries - len(seeds))
+
+    def step(self, pages: list[int], position: int) -> int:
+        """Make these pages (none of the ring's) resident; returns how many were not."""
+        hits = [entry for entry, page in enumerate(self.pages) if page in pages]
+        missing = sorted(set(pages) - set(self.pages))
+        others = [entry for entry in range(len(self.pages)) if entry not in hits]
+        others.sort(key=lambda entry: (self.last_use[entry], entry))
+        for page, entry in zip(missing, sorted(others[: len(missing)]), strict=True):
+            self.pages[entry], self.last_use[entry] = page, 2 * position
+        for entry in hits:
+            self.last_use[entry] = 2 * position + 1
+        return len(missing)
 
 
 class Play:
