@@ -82,7 +82,7 @@ def test_control_a_file_that_does_not_exist_is_noticed() -> None:
     assert missing_files(renamed) == ["scoring/pack.py", "fill/"]
 
 
-@pytest.mark.parametrize("pages", ["*.md", "docs/*.md", "client/README.md", "perf/**/*.md"])
+@pytest.mark.parametrize("pages", ["*.md", "docs/**/*.md", "client/README.md", "perf/**/*.md"])
 def test_links_lead_somewhere(pages: str) -> None:
     for document in ROOT.glob(pages):
         for link in re.findall(r"\]\(([^)#]+)", document.read_text()):
