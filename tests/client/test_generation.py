@@ -347,6 +347,7 @@ def test_cancelling_a_task_cancels_its_generation(url: str, server: FaultyServer
     asyncio.run(asyncio.wait_for(run(), TIMEOUT_S))
 
 
+@pytest.mark.slow
 def test_the_server_ends_a_stream_in_time_and_the_connection_only_later(
     twin: Twin, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +362,7 @@ def test_the_server_ends_a_stream_in_time_and_the_connection_only_later(
     assert server.cancelled == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_late_still_hears_from_the_server(
     url: str, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,7 @@ def test_wrong_usage_is_code_2(url: str, server: FaultyServer, args: list[str]) 
     assert server.requests == []
 
 
+@pytest.mark.slow
 def test_wait_ready(url: str, dead_url: str, server: FaultyServer) -> None:
     both = run("wait-ready", "--timeout", f"{TIMEOUT_S}", "--model", "score", "--model", "scorer", url=url)
     assert both.returncode == 0

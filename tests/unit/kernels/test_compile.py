@@ -55,6 +55,7 @@ def test_every_kernel_that_is_launched_compiles(compiled_kernels: list[dict[str,
     assert {each["kernel"] for each in compiled_kernels} == launched
 
 
+@pytest.mark.slow
 def test_no_parameter_has_the_name_of_one_of_the_launcher() -> None:
     """Triton writes a launcher of a kernel's parameters and `**options`: what compiles could not be launched."""
     kernels = [

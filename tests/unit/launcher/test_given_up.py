@@ -73,6 +73,7 @@ def test_where_the_kernel_shows_nothing_nothing_is_noticed(kernel: Kernel) -> No
         kernel.now += TOO_LONG_S
 
 
+@pytest.mark.slow
 def test_a_real_wait_is_seen_and_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
     process = Process([sys.executable, "-c", WAITS], dict(os.environ), tmp_path / "log", lock)

@@ -54,6 +54,7 @@ def test_all_questions_are_one_call() -> None:
     assert (found.prompt_tokens, found.cached_tokens) == (7, 3)
 
 
+@pytest.mark.slow
 def test_rotations_put_every_option_in_every_place() -> None:
     # A model that sees nothing but places.
     models = FakeModels([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3], [0.1, 0.2, 0.3], [0.3, 0.1, 0.0]])

@@ -127,6 +127,7 @@ def test_a_caller_that_leaves_closes_the_stream() -> None:
     assert b"[DONE]" not in call.body
 
 
+@pytest.mark.slow
 def test_a_reader_that_never_reads_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module, "SLOWEST_READER_S", 0)
     call = Call(three, reads=False)

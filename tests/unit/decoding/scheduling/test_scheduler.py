@@ -577,6 +577,7 @@ def get_through(data: st.DataObject, quantum: int, config: CacheConfig) -> None:
     assert all(each.status is Status.FINISHED and each.ended and each.in_flight == 0 for each in sequences)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @RUNS
 def test_all_sequences_get_through(data: st.DataObject, quantum: int, config: CacheConfig) -> None:

@@ -25,6 +25,7 @@ def test_nothing_is_found_again_unless_an_arm_says_so(tmp_path: Path, given: dic
     assert worker.cache_config.context_length == context == 256
 
 
+@pytest.mark.slow
 def test_blocking_launches_a_copy_before_the_next_step_and_changes_no_number(tmp_path: Path) -> None:
     dense, logits, launched = {"selector": "dense", "backup_ring": 1}, [], []
     with shared_weights():

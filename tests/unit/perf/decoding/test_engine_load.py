@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from hiscore.decoding.memory.sizing import MemoryBudget
 from perf.decoding.arms import PLENTY, Arm, build_worker
 from perf.decoding.engine_load import Bench, Load, between
@@ -13,6 +15,7 @@ def test_gaps_are_taken_while_all_streams_run() -> None:
     assert sorted(gaps.tolist()) == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_bench_measures_a_load(tiny) -> None:
     load = Load(3, 100, 12)
     bench = Bench(
@@ -29,6 +32,7 @@ def test_a_bench_measures_a_load(tiny) -> None:
     assert not math.isnan(run.tokens_per_s)
 
 
+@pytest.mark.slow
 def test_an_arm_without_backup_leaves_the_host_empty(tiny) -> None:
     """The prompt still goes there; with offload, the generated tokens do as well."""
     full = {}

@@ -55,6 +55,7 @@ def truth(tokenizer, first: str, second: str) -> tuple[list[int], list[int]]:
     return encoded["input_ids"], encoded.get("token_type_ids", [0] * len(encoded["input_ids"]))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(query=texts, items=st.lists(texts, min_size=1, max_size=4), name=st.sampled_from(sorted(TOKENIZERS)))
 def test_ids_and_types_equal_transformers(query: str, items: list[str], name: str, loaded) -> None:
