@@ -44,6 +44,7 @@ def test_questions_with_fewer_options_than_others_count_by_their_own() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_control_answers_that_are_too_sure_have_an_error() -> None:
     assert reliability(drawn(3.0)).error > 0.15
 

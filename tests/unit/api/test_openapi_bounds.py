@@ -249,7 +249,6 @@ def test_every_bound_is_tried(client: TestClient, route: str) -> None:
     assert client.get("/openapi.json").json()["paths"].keys() == CASES.keys()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "at"),
     [
@@ -258,6 +257,7 @@ def test_every_bound_is_tried(client: TestClient, route: str) -> None:
         (decisions, "MAX_LEVELS", "questions[].levels"),
     ],
 )
+@pytest.mark.exhaustive
 def test_control_a_check_that_drifts_is_found(
     client: TestClient,
     tmp_path: Path,

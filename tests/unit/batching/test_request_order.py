@@ -26,7 +26,7 @@ def test_the_simulated_host_and_device_are_those_that_were_measured() -> None:
     assert alone(8_192) == pytest.approx(16.96, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_short_calls_are_not_held_up_and_long_ones_hardly_later() -> None:
     """The controls miss an aim: first come first served, launches as soon as there is room, parts for slices."""
     short, long = p99_of(lambda: RequestOrder(BUDGET, SHORT_ROWS), in_slices=True)

@@ -145,6 +145,7 @@ def width(keys: int) -> int:
     st.sampled_from([4, 9, 21, 32, 64]),
     st.booleans(),
 )
+@pytest.mark.exhaustive
 def test_tiles_follow_the_rule(calls: list[Tokens], budget: int, rows_per_tile: int, caching: bool) -> None:
     reserve = pool_reserve(180, budget)
     cache = QueryCache(reserve + 8, reserve, caching)

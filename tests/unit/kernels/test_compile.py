@@ -103,7 +103,7 @@ def test_control_a_block_too_large_for_the_registers_spills() -> None:
     assert kernel["stack"] > 2 * SPILL_BYTES, kernel
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_control_what_the_interpreter_takes_and_the_compiler_does_not() -> None:
     done = python(
         "-c",

@@ -97,6 +97,7 @@ def selected(latents: StagedLatents) -> list[list[int]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_the_choice_is_that_of_plain_torch_to_the_last_tie(sizes: DsaArchitecture) -> None:
     ties_decide = False
     for seed in range(2):

@@ -192,6 +192,7 @@ def test_lists_are_no_longer_than_what_a_selector_chooses() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", ["a younger victim", "ties to any", "no sink"])
+@pytest.mark.exhaustive
 def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controls of the test above: plain torch that does otherwise differs from the kernels."""
     case = "quest, single tokens" if mutation == "ties to any" else "quest"

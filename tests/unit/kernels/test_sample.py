@@ -90,6 +90,7 @@ def test_masked_and_broken_rows() -> None:
         assert bool(((drawn >= 0) & (drawn < 6)).all())
 
 
+@pytest.mark.exhaustive
 def test_control_each_option_matters() -> None:
     logits = torch.randn(10, 300, generator=torch.Generator().manual_seed(7)) * 2
     uniforms = draws(10)

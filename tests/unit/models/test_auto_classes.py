@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.support.tiers import first_of
+
 OURS, THEIRS = "hiscore.models.auto_classes", "transformers"
 COMPILER = "torch._dynamo"
 IMPORTED = f"""
@@ -29,12 +31,13 @@ def python(code: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "expected"), [(OURS, "False"), (THEIRS, "True")])
+@pytest.mark.parametrize(("module", "expected"), first_of((OURS, "False"), (THEIRS, "True")))
 def test_no_compiler_comes_with_our_classes_as_it_does_with_transformers_own(module: str, expected: str):
     """If the second fails, transformers has mended it, and our module is of no use any more."""
     assert python(IMPORTED.format(module=module)) == expected
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_transformers_models_work_beside_it():
     python(f"import {OURS}\n{A_MODEL_GENERATES}")

@@ -67,6 +67,7 @@ def test_a_key_is_computed_as_by_transformers_or_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_control_a_key_of_another_family_that_transformers_obeys_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

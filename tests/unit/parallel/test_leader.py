@@ -124,6 +124,7 @@ def test_a_rank_that_is_lost_ends_the_instance_and_leaves_nothing(how: int) -> N
     assert not [child for child in children if child.is_running()]
 
 
+@pytest.mark.exhaustive
 def test_a_group_that_is_gone_writes_to_no_file_of_others(tmp_path: Path) -> None:
     """torch's store opens its file by its number when it is destroyed."""
     files = [os.open(tmp_path / str(i), os.O_CREAT | os.O_RDWR) for i in range(40)]

@@ -24,8 +24,8 @@ print(psutil.Process().num_threads() - before)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("how", "left"), [("apart", 0), ("here", 2)])
+@pytest.mark.exhaustive
 def test_what_loads_on_a_cpu_leaves_no_openmp_workers(how: str, left: int) -> None:
     """The control computes on the thread that stays."""
     command = [sys.executable, "-c", COUNT_WORKERS, how, str(left)]

@@ -28,6 +28,7 @@ def run(tree: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=tree, capture_output=True, text=True)
 
 
+@pytest.mark.exhaustive
 def test_the_change_works_as_written(tmp_path: Path) -> None:
     for name in ("hiscore", "tests", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

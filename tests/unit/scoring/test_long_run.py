@@ -52,6 +52,7 @@ def call(rng: np.random.Generator, queries: list[list[int]]) -> ScoreRequest:
 
 @pytest.mark.slow  # whole models
 @pytest.mark.parametrize(("whole", "kept"), first_of((False, False), (True, False), (True, True)))
+@pytest.mark.exhaustive
 def test_ended_calls_are_freed(whole: bool, kept: bool, checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of calls that fail, come too late or are cancelled. The control keeps what it has answered."""
     monkeypatch.setattr(waiting, "POLL_AFTER_S", 0.0)

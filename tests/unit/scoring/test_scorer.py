@@ -188,6 +188,7 @@ def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_control_a_poisoned_cache_shows_and_a_forgotten_one_does_not(checkpoints) -> None:
     """Pages in the cache are read; pages that were dropped from it are not."""
     checkpoint, truth = checkpoints("llama")

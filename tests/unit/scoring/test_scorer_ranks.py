@@ -91,6 +91,7 @@ def test_so_do_those_of_a_vocabulary_that_ranks_have_unequal_shares_of(
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2", "command-r-plus", "qwen3-moe"])
+@pytest.mark.exhaustive
 def test_without_one_ranks_part_of_the_sums_they_do_not(family: str, ranks: Ranks, tmp_path: Path) -> None:
     """The control: as if a rank's exchange had been left out."""
     checkpoint = tiny_models.make(family, tmp_path)

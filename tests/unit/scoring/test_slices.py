@@ -89,8 +89,8 @@ def check(found: list[np.ndarray], expected: list[np.ndarray], exact: bool) -> N
         np.testing.assert_allclose(each, truth, atol=0 if exact else 1e-5, rtol=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pages", [None, 9, 6])
+@pytest.mark.exhaustive
 def test_control_without_a_hold_pages_are_read_too_early(pages: int | None, checkpoints, monkeypatch) -> None:
     monkeypatch.setattr(QueryCache, "held", lambda self: nullcontext())
     scorer, load = sliced(checkpoints("qwen3")[0], monkeypatch, pages), Load(0)
@@ -163,6 +163,7 @@ def test_graphs_of_slices_give_the_same_bits(on_cuda: Callable[[], Scorer]) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guarded", first_of(True, False))
+@pytest.mark.exhaustive
 def test_control_with_the_same_inputs_for_all_a_forward_is_overwritten(
     guarded: bool, on_cuda: Callable[[], Scorer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

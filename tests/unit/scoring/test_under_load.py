@@ -58,6 +58,7 @@ def neighbours_rows(prompts, budget: int, pages, longrope) -> Batch:
     )
 
 
+@pytest.mark.exhaustive
 def test_control_rows_of_another_item_are_noticed(checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a race of two batches would do: here on purpose, and invisible to a call that is alone."""
     checkpoint, _ = checkpoints("llama")

@@ -89,6 +89,7 @@ def test_texts_together_get_the_ids_of_each(name: str, texts: list[str]) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT)
+@pytest.mark.exhaustive
 def test_control_texts_that_are_not_kept_apart_become_other_tokens(name: str) -> None:
     bpe = BPE_OF[name]
     words = [word for text in tiny.CORPUS for word in text.split()]
@@ -107,6 +108,7 @@ WRONG_PATTERNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", first_of(*WRONG_PATTERNS))
+@pytest.mark.exhaustive
 def test_another_pattern_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a vocabulary of all pairs, other pieces give other ids."""
     wrong_pattern, text = WRONG_PATTERNS[name]

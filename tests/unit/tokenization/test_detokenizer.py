@@ -148,8 +148,8 @@ def test_control_tokens_decoded_alone_are_wrong(name: str) -> None:
     assert has_example(ids_of(name), differs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("constant", "value"), [("REPLACEMENT", "nothing ends so"), ("KEPT", 2)])
+@pytest.mark.exhaustive
 def test_control_each_rule_is_needed(constant: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sending half a character and keeping too small a window are noticed."""
     monkeypatch.setattr(detokenizer, constant, value)

@@ -87,6 +87,7 @@ def test_real_text_gets_the_ids_of_the_real_tokenizer(smollm: Tokenizer) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_published_vocabulary_of_130_000_tokens(tmp_path: Path) -> None:
     """Mistral's, which lists every pair of tokens that forms one, as transformers converts it."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
@@ -124,6 +125,7 @@ FLAGS = st.fixed_dictionaries(
     st.sampled_from([None, normalizers.NFC()]),
     st.booleans(),
 )
+@pytest.mark.exhaustive
 def test_added_tokens_of_any_kind_are_found_as_the_library_finds_them(
     added: list[tuple[str, dict[str, bool]]],
     texts: list[str],

@@ -92,6 +92,7 @@ def good(path: str, body: object) -> bytes:
     return post(path, json.dumps(body).encode(), JSON)
 
 
+@pytest.mark.exhaustive
 def test_slow_headers_end_the_connection(hasty: tuple[str, int]) -> None:
     for sent in (b"", b"POST", good(*CASES[0]).partition(b"\r\n\r\n")[0]):
         assert ask(hasty, sent) == b""

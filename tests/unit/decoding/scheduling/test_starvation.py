@@ -157,6 +157,7 @@ def test_room_that_was_taken_of_a_prompt_is_not_kept_for_it_until_another_large_
 
 @pytest.mark.slow
 @LOADS
+@pytest.mark.exhaustive
 def test_control_nothing_is_taken_from_large_ones(
     larges: int, callers: int, prompt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

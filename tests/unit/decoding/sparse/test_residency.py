@@ -216,7 +216,7 @@ def test_control_a_wrong_swap_is_noticed(name: str, wrong: Any, monkeypatch: pyt
         play(200)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_ring_too_short_for_the_offload_is_noticed() -> None:
     """One page fewer, and a page leaves the ring before the offload of its tokens has completed."""
     short = CacheShape(**{**vars_of(SHAPE), "ring_pages": 1})

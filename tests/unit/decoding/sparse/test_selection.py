@@ -259,6 +259,7 @@ def test_given_scores_choose_by_a_plain_sort(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_unstable_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = torch.Tensor.sort
 

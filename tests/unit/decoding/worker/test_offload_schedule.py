@@ -89,6 +89,7 @@ def test_without_any_kind_of_wait_query_or_record_something_breaks(width: int) -
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_single_wait_is_too_many() -> None:
     """Where the other queue is slow, leaving out any single call is noticed.
 
@@ -105,6 +106,7 @@ def test_no_single_wait_is_too_many() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.exhaustive
 def test_a_ring_that_is_a_page_too_small_is_seen(page: int) -> None:
     def wrong(ring: int) -> bool:
         found = []

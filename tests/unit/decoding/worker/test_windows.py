@@ -66,6 +66,7 @@ def test_beyond_a_window_tokens_are_transformers(path: Any, family: str, selecto
 
 
 @pytest.mark.parametrize("selector", ["dense", "auto"])
+@pytest.mark.exhaustive
 def test_control_a_ring_too_small_is_seen(path: Any, selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = path(f"gemma3@{WINDOW}")
     monkeypatch.setattr(sizing, "longest_window", lambda *model: WINDOW - 32)
@@ -76,6 +77,7 @@ def test_control_a_ring_too_small_is_seen(path: Any, selector: str, monkeypatch:
 
 
 @pytest.mark.parametrize("mutation", ["kept nothing", "kept too late"])
+@pytest.mark.exhaustive
 def test_control_a_prompt_that_does_not_reach_its_window_is_seen(
     path: Any, mutation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

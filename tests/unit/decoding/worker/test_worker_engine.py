@@ -183,6 +183,7 @@ def test_what_comes_back_from_the_host_is_to_the_bit(workers: Any, selector: str
     assert torch.equal(*logits) is not spoiled
 
 
+@pytest.mark.exhaustive
 def test_poison_is_seen(workers: Any, alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: when a sequence is released, all other sequences' pages are overwritten as well."""
     calls, _ = alone("exact", COUNT)

@@ -97,6 +97,7 @@ def test_an_admission_that_fails_ends_its_own_sequence(worker_of: Any, operation
             assert (outcome.end, outcome.tokens) == ("length", right.tokens)
 
 
+@pytest.mark.exhaustive
 def test_the_control_a_steps_copy_that_fails_ends_all_of_its_sequences(worker_of: Any) -> None:
     worker = worker_of("exact")
     with failing(worker._ops, "offload_step", 8):

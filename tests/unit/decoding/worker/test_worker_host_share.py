@@ -44,6 +44,7 @@ def test_all_ranks_together_store_what_one_would(ranks: Ranks, path: Path) -> No
     assert max(stored) - min(stored) <= pool[:, 0].numel() * pool.element_size()
 
 
+@pytest.mark.exhaustive
 def test_what_a_rank_does_not_get_is_missed(ranks: Ranks, path: Path, expected: list[list[int]]) -> None:
     """The control: one rank attends to what it stores itself, and to zeros."""
     ranks.do(partial(decode_rank_work.keep_to_itself, which=1))

@@ -196,6 +196,7 @@ def keys_alone(offload: Any) -> Any:
 
 @pytest.mark.parametrize("mutation", [skipped, into_the_next_page, twice, of_another_row, keys_alone])
 @pytest.mark.parametrize("selector", ["quest", "exact"])
+@pytest.mark.exhaustive
 def test_a_wrong_offload_is_seen(
     path: Any, kept: list[Tensor], selector: str, mutation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_wrong_offload_is_seen(
 
 
 @pytest.mark.parametrize("ring", RINGS)
+@pytest.mark.exhaustive
 def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], ring: int) -> None:
     worker = build(path("llama"), "exact", ring=ring)
     LateCopies(polls=1_000, deaf_to=Queue.OFFLOAD).install(worker)
@@ -215,6 +217,7 @@ def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], rin
     assert any("in time" in fault for fault in faults)
 
 
+@pytest.mark.exhaustive
 def test_a_prompt_not_copied_is_seen(path: Any, kept: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     def but_the_last(steps: TorchCacheOps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         offload(steps, staging, slots[:-1], host_pages)

@@ -150,6 +150,7 @@ def test_copies_that_are_late_on_one_rank_change_no_token(
 
 @TWO_RANKS
 @pytest.mark.parametrize("name", ["exact", "latents, shared selections"])
+@pytest.mark.exhaustive
 def test_a_rank_that_waits_for_no_copy_is_seen(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
     """The control: on one rank, rows of the ring are overwritten on their way to the host."""
     path = checkpoints[name]
@@ -162,6 +163,7 @@ def test_a_rank_that_waits_for_no_copy_is_seen(name: str, ranks: Ranks, checkpoi
 
 @TWO_RANKS
 @pytest.mark.parametrize("name", ["exact", "latents, experts"])
+@pytest.mark.exhaustive
 def test_without_a_rank_s_part_they_differ(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
     path = checkpoints[name]
     expected = tokens(together(ranks, path, name))

@@ -124,6 +124,7 @@ def one_page_off(load: Any) -> Any:
 
 @pytest.mark.parametrize("mutation", [one_swap_too_few, one_page_off])
 @pytest.mark.parametrize("selector", WHOLE)
+@pytest.mark.exhaustive
 def test_a_wrong_swap_shows(path: Any, selector: str, mutation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     family, top_k, buffer, length = WHOLE[selector]
     right, _ = run(build(path(family), selector, top_k, buffer), length, cold=True)

@@ -53,6 +53,7 @@ def test_a_late_restore_changes_no_bit(path: Of, selector: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", BESIDE)
+@pytest.mark.exhaustive
 def test_an_admission_that_does_not_wait_for_its_restore_is_seen(path: Of, selector: str) -> None:
     deaf = LateCopies(POLLS, deaf_to=Queue.RESTORE)
     assert not torch.equal(resumed(path, selector, None), resumed(path, selector, deaf))
@@ -78,6 +79,7 @@ def test_a_prefix_that_comes_late_changes_no_bit(path: Of, selector: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", BESIDE)
+@pytest.mark.exhaustive
 def test_a_prefill_that_does_not_wait_for_its_prefix_is_seen(path: Of, selector: str) -> None:
     *_, right = found(path, selector, None)
     *_, wrong = found(path, selector, LateCopies(POLLS, deaf_to=Queue.RESTORE))
@@ -135,6 +137,7 @@ def test_one_that_selects_goes_on_with_its_buffer_alone(path: Any, selector: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", first_of(*SELECTING))
+@pytest.mark.exhaustive
 def test_one_that_has_other_pages_is_seen(path: Any, selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = prompt_pages.initial_pages
 
@@ -160,6 +163,7 @@ class LateIndex(LateCopies):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deaf_to", [None, Queue.RESTORE])
+@pytest.mark.exhaustive
 def test_a_prefill_that_does_not_wait_for_the_index_is_seen(path: Of, deaf_to: Queue | None) -> None:
     *_, right = found(path, "dsa", None)
     *_, late = found(path, "dsa", LateIndex(POLLS, deaf_to))

@@ -12,6 +12,7 @@ from hiscore.models.deepseek.decoder import DsaDecoder
 from tests.support import tiny_dsa, tiny_models
 from tests.support.config_mutations import changed, keys_of, verdict_of, wrong
 from tests.support.dsa_rank_work import hidden_of
+from tests.support.tiers import first_of
 
 pytestmark = pytest.mark.usefixtures("short_reprs")
 
@@ -46,13 +47,14 @@ verdict = partial(verdict_of, load, truth, compare)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["deepseek-experts", "glm-shared"])
+@pytest.mark.parametrize("family", first_of("deepseek-experts", "glm-shared"))
 def test_a_key_is_computed_as_by_transformers_or_refused(family: str, tmp_path: Path) -> None:
     source = tiny_dsa.make(family, tmp_path / "source")
     assert wrong(source, tmp_path / "changed", KEYS, read, verdict) == {}
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_control_a_rule_that_is_missing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tiny_dsa.make("deepseek", tmp_path / "source")
     checkpoint = changed(source, tmp_path / "changed", is_causal=False)

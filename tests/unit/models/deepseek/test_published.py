@@ -57,6 +57,7 @@ def test_a_published_checkpoint_equals_its_dequantised_weights(
     assert "predicts further tokens" in left_out[0]
 
 
+@pytest.mark.exhaustive
 def test_control_transposed_scales_are_told_apart(both: tuple[Path, Path], tmp_path: Path) -> None:
     published, dense = both
     stored = published_dsa.read_files(published)
@@ -68,6 +69,7 @@ def test_control_transposed_scales_are_told_apart(both: tuple[Path, Path], tmp_p
     assert (logits(turned) - truth(dense)).abs().max() > 100 * NEAR
 
 
+@pytest.mark.exhaustive
 def test_control_a_correction_among_the_weights_is_told_apart(
     both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ def test_an_older_name_means_the_same_original_context(inside: int, tmp_path: Pa
     check(load_decoder_scorer(checkpoint, "cpu", "float32", 2_048), Truth(checkpoint), both_sides())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_graph_has_its_own_angles(checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA: rows are copied into place, and graphs replayed."""
     pytest.importorskip("triton", reason="the Triton language is not installed")
