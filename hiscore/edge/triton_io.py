@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from hiscore.batching.batcher import Batcher
 from hiscore.batching.stages import TwoStages
 from hiscore.edge.error_log import ErrorLog
 from hiscore.errors import RequestError, to_request_error
-from hiscore.server.server_resources import Instance
 
 log = logging.getLogger(__name__)
 
@@ -115,19 +113,6 @@ def _response(answer: Outputs | RequestError, request_id: str, streamed: bool = 
         message = f"{answer.code.value}: {answer.message}" if streamed else answer.message
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.items()])
-
-
-def server_directory(args: dict[str, str]) -> Path:
-    """The directory that the launcher has made for this server, from the arguments of a model's ``initialize``."""
-    return Path(args["model_repository"]).resolve().parents[1]
-
-
-def instance_of(args: dict[str, str], on_cpu: int) -> Instance:
-    """Find an instance's place among a model's, from the arguments of ``initialize`` and CPU_INSTANCES."""
-    if args["model_instance_kind"] != "CPU":
-        return Instance(f"cuda:{args['model_instance_device_id']}")
-    # Triton calls them MODEL_GROUP_NUMBER.
-    return Instance("cpu", int(args["model_instance_name"].rpartition("_")[2]), on_cpu)
 
 
 def request_id(request: Any) -> str:

@@ -27,6 +27,7 @@ from hiscore.launcher.watchdog import POLL_SECONDS, Watchdog
 from hiscore.logs import LogFormat, configure
 from hiscore.models.support import servable
 from hiscore.settings import ServeSettings
+from hiscore.settings.models import complaints
 from hiscore.settings.retired import retired
 
 log = logging.getLogger("hiscore.launcher")
@@ -147,9 +148,8 @@ def main() -> int:
     except Stop:
         return 0
     except ValidationError as error:
-        for detail in error.errors():
-            name = "_".join(map(str, detail["loc"])).upper()
-            complain(f"{name}: {detail['msg']}, not {detail['input']!r}", log_format)
+        for complaint in complaints(error):
+            complain(complaint, log_format)
         return 2
     except (LaunchError, CheckpointError) as error:
         complain(str(error), log_format)

@@ -20,7 +20,6 @@ from hiscore.launcher.api_tls import LinkRefused, link_variables
 from hiscore.launcher.child import start_child
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.ports import free_ports, is_free
-from hiscore.launcher.repository import text_bytes
 from hiscore.launcher.watchdog import RESTART_WINDOW_S, RestartPolicy
 from hiscore.settings import ApiProcessSettings, ServeSettings
 
@@ -194,7 +193,7 @@ def _lives(group: int) -> bool:
 
 def body_bytes(settings: ServeSettings) -> int:
     """Bytes of a body that the API reads: four times the text of the largest call, for escapes in JSON."""
-    return 4 * text_bytes(settings)
+    return 4 * settings.max_text_bytes
 
 
 def choose_port(settings: ServeSettings) -> int:

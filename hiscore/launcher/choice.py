@@ -11,9 +11,10 @@ from hiscore.launcher import preflight
 from hiscore.launcher.device_choice import choose_device
 from hiscore.launcher.distribution import Distribution, find_distribution
 from hiscore.launcher.early_checks import check_early
+from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.preflight import SHM_BYTES
-from hiscore.launcher.repository import Values, model_values, num_instances, select
-from hiscore.models.support import servable
+from hiscore.launcher.repository import Change, changes, num_instances, select
+from hiscore.models.support import choose_selector, servable
 from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Choice:
     Attributes:
         left_out: Reasons not to load others that were asked for.
         device: The device of `scorer` and `decode`.
-        values: The values of each model's template.
+        changes: What the settings change in the config of each model.
     """
 
     checkpoint: Path
@@ -34,7 +35,7 @@ class Choice:
     left_out: dict[str, str]
     device: Literal["cpu", "cuda"]
     distribution: Distribution
-    values: Mapping[str, Values]
+    changes: Mapping[str, Change]
 
 
 def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
@@ -63,5 +64,9 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
     processes = {"score": 0, "tokenizer": 1}
     instances = sum(processes.get(model, num_instances(settings, device)) for model in models)
     preflight.check_shared_memory(instances * SHM_BYTES, preflight.free_shared_memory())
-    values = model_values(settings, directory, device, models, capabilities.selectors)
-    return Choice(directory, models, left_out, device, distribution, values)
+    if "decode" in models:
+        try:
+            choose_selector(settings.selector, capabilities.selectors)
+        except ValueError as error:
+            raise LaunchError(str(error)) from None
+    return Choice(directory, models, left_out, device, distribution, changes(settings, device, models))

@@ -22,9 +22,14 @@ def no_gpu() -> str:
         return "CUDA_VISIBLE_DEVICES hides every GPU"
     if metadata.version("torch").endswith("+cpu"):
         return "the installed torch is the CPU build"
-    if not any(Path("/dev").glob("nvidia[0-9]*")):
+    if not has_gpus():
         return "this machine has no NVIDIA GPU"
     return ""
+
+
+def has_gpus() -> bool:
+    """Tell whether the machine has NVIDIA GPUs, visible to torch or not."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def visible_gpus() -> int:

@@ -1,125 +1,103 @@
-"""Write the model repository that tritonserver reads, from our config templates."""
+"""The model repository that tritonserver reads: ours as it stands, but for configs in which a value differs."""
 
 import os
 import re
-import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from hiscore.launcher.device_choice import visible_gpus
+from hiscore.launcher.device_choice import has_gpus, visible_gpus
 from hiscore.launcher.errors import LaunchError
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
-from hiscore.settings import MODEL_SETTINGS, MODEL_SETTINGS_FILE, Selector, ServeSettings
-from hiscore.settings.groups import TextLimit
+from hiscore.settings import MODEL_SETTINGS, ServeSettings
+from hiscore.settings.models import variables
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "model_repository"
+SHIPPED = Path(__file__).resolve().parents[2] / "model_repository"
 CONFIG = "config.pbtxt"
-SETTINGS = "settings"
-"""Among a model's values: its settings as JSON, for a file of their own."""
-DEFAULT_BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
-"""A GPU needs many rows for its full speed, a CPU few."""
+BATCH_CALLS = re.compile(r"^max_batch_size: (\d+)$", re.MULTILINE)
 SHARED_BATCH_CALLS = 8
 """Calls that Triton hands at once to one of several scorers: the others must get some of those that wait, too."""
 
-Values = Mapping[str, object]
+
+@dataclass(frozen=True)
+class Change:
+    """Values of a model's config that are not the shipped ones.
+
+    Attributes:
+        batch_calls: ``max_batch_size``; None: as shipped.
+        instances: The ``instance_group``; empty: Triton's default, one on each GPU, else one on the CPU.
+    """
+
+    batch_calls: int | None = None
+    instances: str = ""
 
 
-def templates() -> Path:
-    """The directory of the models' templates: where hiscore is installed apart from it, a variable names it."""
-    return Path(os.environ.get("HISCORE_MODEL_REPOSITORY") or TEMPLATES)
+def shipped() -> Path:
+    """The directory of the models: where hiscore is installed apart from it, a variable names it."""
+    return Path(os.environ.get("HISCORE_MODEL_REPOSITORY") or SHIPPED)
 
 
-def render(template: str, values: Values) -> str:
-    """Replace every ``${name}`` of a config template.
+def write_repository(source: Path, target: Path, changes: Mapping[str, Change]) -> None:
+    """Make a repository of links to the models of `source`; those that change get a config of their own.
 
     Raises:
-        LaunchError: A placeholder without a value, a value without a placeholder, or a malformed placeholder.
+        LaunchError: A model is missing; the message names its config.
     """
-    named = set(re.findall(r"\$\{(\w+)\}", template))
-    unfilled, unused = sorted(named - set(values)), sorted(set(values) - named)
-    if unfilled:
-        raise LaunchError(f"no value for the placeholder ${{{unfilled[0]}}}")
-    if unused:
-        raise LaunchError(f"no placeholder for the setting '{unused[0]}'")
-    malformed = re.search(r"\$(?!\{\w+\}).{0,20}", template)
-    if malformed:
-        raise LaunchError(f"malformed placeholder at '{malformed.group()}'")
-    return re.sub(r"\$\{(\w+)\}", lambda match: _quoted(values[match.group(1)]), template)
-
-
-def _quoted(value: object) -> str:
-    """Escape a value for a string in protobuf's text format."""
-    return re.sub(r'(["\\])', r"\\\1", str(value)).replace("\n", r"\n")
-
-
-def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -> None:
-    """Write the models in `values` from the templates and ``1/`` directories of `source`.
-
-    Raises:
-        LaunchError: A template is missing or does not fit its values; the message names the file.
-    """
-    for model, model_values in values.items():
-        template = source / model / CONFIG
-        if not template.is_file():
+    for model, change in changes.items():
+        config = source / model / CONFIG
+        if not config.is_file():
             raise LaunchError(
-                f"{template} is missing: HISCORE_MODEL_REPOSITORY must name hiscore's model_repository/"
+                f"{config} is missing: HISCORE_MODEL_REPOSITORY must name hiscore's model_repository/"
             )
-        # The version directory of the ensemble is empty, but Triton requires it.
-        shutil.copytree(source / model, target / model, ignore=shutil.ignore_patterns("__pycache__"))
-        # Callers can read config.pbtxt over HTTP; what is in this file is none of their business.
-        placeholders = {name: value for name, value in model_values.items() if name != SETTINGS}
-        if SETTINGS in model_values:
-            file = target / model / MODEL_SETTINGS_FILE
-            file.write_text(str(model_values[SETTINGS]), encoding="utf-8")
-        try:
-            text = render(template.read_text(encoding="utf-8"), placeholders)
-        except LaunchError as error:
-            raise LaunchError(f"{template}: {error}") from None
-        (target / model / CONFIG).write_text(text, encoding="utf-8")
+        text = config.read_text(encoding="utf-8")
+        changed = changed_config(text, change)
+        if changed == text:
+            (target / model).symlink_to(config.parent.resolve())
+            continue
+        (target / model).mkdir()
+        for part in config.parent.iterdir():
+            if part.name != CONFIG:
+                (target / model / part.name).symlink_to(part.resolve())
+        (target / model / CONFIG).write_text(changed, encoding="utf-8")
 
 
-def model_values(
-    settings: ServeSettings,
-    checkpoint: Path,
-    device: Literal["cpu", "cuda"],
-    models: tuple[str, ...],
-    selectors: tuple[Selector, ...],
-) -> dict[str, Values]:
-    """Choose each model's values by placeholder; `selectors` begins with the checkpoint's default.
+def changed_config(text: str, change: Change) -> str:
+    """Write a change into a ``config.pbtxt``."""
+    if change.batch_calls is not None:
+        text = BATCH_CALLS.sub(f"max_batch_size: {change.batch_calls}", text)
+    if change.instances:
+        why = "# From DEVICE, CPU_INSTANCES and TENSOR_PARALLEL."
+        text += f"\n{why}\ninstance_group [ {{ {change.instances} }} ]\n"
+    return text
 
-    Raises:
-        LaunchError: SELECTOR is not one of `selectors`, and `decode` is to be loaded.
-    """
-    given: dict[str, Any] = dict(settings) | {"checkpoint": str(checkpoint)}
-    given["max_batch_tokens"] = batch_tokens(settings, device)
-    given["takes_text"] = "score" in models
-    given["max_text_bytes"] = text_bytes(settings)
-    if "decode" in models:
-        given["selector"] = _selector(settings, selectors)
-    alone: dict[str, object] = {"max_batch_calls": settings.max_batch_calls}
+
+def changes(
+    settings: ServeSettings, device: Literal["cpu", "cuda"], models: tuple[str, ...]
+) -> dict[str, Change]:
+    """Find what the settings change in each model's config."""
     several = num_instances(settings, device) > 1
-    shared = {"max_batch_calls": min(settings.max_batch_calls, SHARED_BATCH_CALLS)} if several else alone
-    instances: dict[str, object] = {
-        "instances": instances_on(device, settings.tensor_parallel, settings.cpu_instances)
-    }
-    placeholders = {
+    calls = min(settings.max_batch_calls, SHARED_BATCH_CALLS) if several else settings.max_batch_calls
+    instances = instances_on(device, settings.tensor_parallel, settings.cpu_instances)
+    of_models = {
         # No ensemble may have larger batches than its step.
-        "score": shared,
-        "tokenizer": alone,
-        "scorer": shared | instances,
-        "decode": instances,
+        "score": Change(calls),
+        "tokenizer": Change(settings.max_batch_calls),
+        "scorer": Change(calls, instances),
+        "decode": Change(instances=instances),
     }
-    return {
-        model: placeholders[model]
-        | ({SETTINGS: _settings_json(model, given)} if model in MODEL_SETTINGS else {})
-        for model in models
-    }
+    return {model: of_models[model] for model in models}
 
 
-def text_bytes(settings: ServeSettings) -> int:
-    """Bytes of text that one call may hold: two for each of MAX_CALL_TOKENS, but no less than by default."""
-    return max(TextLimit().max_text_bytes, 2 * settings.max_call_tokens)
+def with_settings(inherited: Mapping[str, str], settings: ServeSettings, checkpoint: Path) -> dict[str, str]:
+    """Make the environment from which the models read their settings, whatever the inherited one says of them."""
+    of_models = MODEL_SETTINGS.values()
+    names = {name.upper() for declared in of_models for name in declared.model_fields}
+    made = {name: value for name, value in inherited.items() if name not in names}
+    given = dict(settings) | {"model": str(checkpoint)}
+    for declared in of_models:
+        made |= variables(declared, given)
+    return made
 
 
 def num_instances(settings: ServeSettings, device: Literal["cpu", "cuda"]) -> int:
@@ -128,31 +106,16 @@ def num_instances(settings: ServeSettings, device: Literal["cpu", "cuda"]) -> in
 
 
 def instances_on(device: Literal["cpu", "cuda"], ranks: int, on_cpu: int) -> str:
-    """Place the instances of a model: `on_cpu`, or one on the first of each group of `ranks` GPUs."""
+    """Place the instances of a model, `on_cpu` or one on the first of each group of `ranks` GPUs.
+
+    Returns:
+        The fields of an ``instance_group``; empty where Triton does so by itself.
+    """
     if device == "cpu":
-        return f"kind: KIND_CPU count: {on_cpu}"
+        return "" if on_cpu == 1 and not has_gpus() else f"kind: KIND_CPU count: {on_cpu}"
     if ranks == 1:
-        return "kind: KIND_GPU count: 1"
+        return ""
     return f"kind: KIND_GPU count: 1 gpus: [ {', '.join(map(str, range(0, visible_gpus(), ranks)))} ]"
-
-
-def batch_tokens(settings: ServeSettings, device: Literal["cpu", "cuda"]) -> int:
-    """MAX_BATCH_TOKENS, or the device's default."""
-    return settings.max_batch_tokens or DEFAULT_BATCH_TOKENS[device]
-
-
-def _selector(settings: ServeSettings, selectors: tuple[Selector, ...]) -> Selector:
-    if settings.selector == "auto":
-        return selectors[0]
-    if settings.selector not in selectors:
-        raise LaunchError(f"SELECTOR is '{settings.selector}': this checkpoint has {', '.join(selectors)}")
-    return settings.selector
-
-
-def _settings_json(model: str, given: Mapping[str, Any]) -> str:
-    """A model's settings out of the server's, as `hiscore.settings.from_model_directory` reads them."""
-    declared = MODEL_SETTINGS[model]
-    return declared(**{name: given[name] for name in declared.model_fields}).model_dump_json()
 
 
 def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -14,10 +14,11 @@ from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
 from hiscore.launcher.errors import LaunchError, NeverReady
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, default_allowance, failure_reason, is_ready, limit_memory
-from hiscore.launcher.repository import batch_tokens, templates, write_repository
+from hiscore.launcher.repository import shipped, with_settings, write_repository
 from hiscore.launcher.workspace import Workspace
 from hiscore.server.host import available_host_bytes
 from hiscore.server.progress import read_progress
+from hiscore.server.run_directory import VARIABLE
 from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -111,13 +112,12 @@ class Server:
         """
         settings = self.settings
         self._choice = choice = choose(settings)
-        # From here on with what follows from the device.
-        chosen = {"max_batch_tokens": batch_tokens(settings, choice.device)}
-        self.settings = settings = settings.model_copy(update=chosen)
         self.checkpoint, self.models, self.left_out = choice.checkpoint, choice.models, choice.left_out
         self._workspace = Workspace()
         try:
-            write_repository(templates(), self._workspace.path / "models", choice.values)
+            models = self._workspace.path / "models"
+            models.mkdir()
+            write_repository(shipped(), models, choice.changes)
             choice.distribution.link_backends(self._workspace.path / "backends")
             choice.distribution.link_libpython(self._workspace.path / "lib")
             requested = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)
@@ -182,7 +182,10 @@ class Server:
                 drain_s=settings.drain_timeout_s,
             )
             command = [str(self._choice.distribution.tritonserver), *flags]
-            environment = self._choice.distribution.environment(workspace.path / "lib")
+            inherited = self._choice.distribution.environment(workspace.path / "lib")
+            environment = with_settings(inherited, settings, self.checkpoint) | {
+                VARIABLE: str(workspace.path)
+            }
             process = Process(command, environment, self.log_path, workspace.lock)
             self._process = process
             try:

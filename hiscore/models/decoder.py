@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Decoder:
         whole, shard = self._whole, self._group.shard
         self.architecture = a = of_rank(whole, shard)
         self.weights: Weights = (shared or SharedWeights()).load(
-            weights_key(device, dtype, fp8, shard),
+            weights_key(checkpoint, device, dtype, fp8, shard),
             lambda: load_weights(checkpoint, whole, device, dtype, fp8, shard),
         )
         self.device, self.dtype = device, dtype
@@ -221,8 +222,12 @@ def _as_read(projection: Projection, x: Tensor, ops: Ops) -> Any:
     return ops.quantise(x) if projection.reads_fp8 else x
 
 
-def weights_key(device: torch.device, dtype: torch.dtype, fp8: bool = False, shard: Shard = WHOLE) -> str:
+def weights_key(
+    checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool = False, shard: Shard = WHOLE
+) -> str:
     """Key of a checkpoint's weights in memory: two decoders with the same key could share them."""
+    files = sorted((file.name, file.stat().st_mtime_ns) for file in checkpoint.glob("*.safetensors"))
+    digest = sha256(repr((str(checkpoint.resolve()), files)).encode()).hexdigest()[:12]
     of_rank = f"-{shard.rank}of{shard.ranks}" if shard.ranks > 1 else ""
-    key = f"{device}-{dtype}{'-fp8' if fp8 else ''}{of_rank}"
+    key = f"{digest}-{device}-{dtype}{'-fp8' if fp8 else ''}{of_rank}"
     return key.replace(":", "").replace("torch.", "")

@@ -93,6 +93,19 @@ def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
     return Capabilities(tuple(name for name in MODELS if name not in left_out), left_out, selectors)
 
 
+def choose_selector(asked: Selector, selectors: Sequence[Selector]) -> Selector:
+    """Choose one of a checkpoint's selectors, which begin with its default.
+
+    Raises:
+        ValueError: The checkpoint has not the one that is asked for.
+    """
+    if asked == "auto":
+        return selectors[0]
+    if asked not in selectors:
+        raise ValueError(f"SELECTOR is '{asked}': this checkpoint has {', '.join(selectors)}")
+    return asked
+
+
 def unsupported(config: Config) -> str | None:
     """Reason why no model can compute a checkpoint with this config.json, or None if one can."""
     try:

@@ -13,6 +13,9 @@ from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.results.pending_scores import BatchStats, PendingScores, Scores
 from hiscore.scoring.scorer import Scorer
 
+DEFAULT_BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
+"""MAX_BATCH_TOKENS by device: a GPU needs many rows for its full speed, a CPU few."""
+
 
 class BatchedScorer:
     """`BatchedModel` of `ScoreRequest`, with costs in tokens; answers are `Outputs`."""

@@ -156,8 +156,8 @@ def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
         size = planned_bytes(partial(load_weights, of.directory, whole, dtype=dtype, fp8=fp8, shard=shard))
     else:
         size = weight_bytes(of.directory, number_bytes, share)
-    weights = resources.weights_line(size, weights_key(rank.device, dtype, fp8, shard))
-    owner = resources.owner("scorer", rank.device, shard.rank, shard.ranks)
+    weights = resources.weights_line(size, weights_key(of.directory, rank.device, dtype, fp8, shard))
+    owner = resources.owner(rank.device, shard.rank, shard.ranks)
     sliced = launches_in_slices(rank, a)
     plan = plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages, sliced)
     resources.ledger.claim(owner, plan)

@@ -83,7 +83,7 @@ def load_encoder_scorer(
     resources.ledger.free(memory_of(on), lambda: free_bytes(on))
     weights = weight_bytes(checkpoint, numbers.itemsize)
     plan = plan_pairs(memory_of(on), a, numbers.itemsize, weights, max_rows)
-    resources.ledger.claim(f"scorer on {on}", plan)
+    resources.ledger.claim(resources.owner(on), plan)
     encoder = Encoder(checkpoint, on, numbers, max_context)
     encoder.after_layer = resources.progress
     head = LMHead(encoder.weights.head.weight, None, encoder.weights.head.bias)

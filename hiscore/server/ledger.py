@@ -8,7 +8,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,17 @@ log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """The claims of one server's models, in its directory; without one, this process plans alone."""
+    """The claims of one server's models, in its directory; without one, this process plans alone.
 
-    def __init__(self, directory: Path | None = None, server: int | None = None) -> None:
+    Claims are those of a `process`, that of the first of a model's ranks.
+    """
+
+    def __init__(
+        self, directory: Path | None = None, server: int | None = None, process: int | None = None
+    ) -> None:
         # A restarted server begins with no claims: its models are children of another process.
         self._file = directory / f"memory-{server or os.getppid()}.json" if directory else None
+        self._process = str(process or os.getpid())
         self._alone: dict[str, Any] = {}
 
     def free(self, place: str, measure: Callable[[], int]) -> int:
@@ -43,14 +49,22 @@ class Ledger:
         """
         with self._open() as places:
             account = places[plan.place]
-            claims = {owner: sum(line.bytes for line in plan.lines if not line.shared)}
-            claims |= {line.shared: line.bytes for line in plan.lines if line.shared}
-            left = account["free"] - sum(
-                size for name, size in account["claims"].items() if name not in claims
-            )
+            own = [(line.shared, line.bytes) for line in plan.lines]
+            of_process = account["claims"].setdefault(self._process, {})
+            of_process.pop(owner, None)
+            others = [
+                line for owners in account["claims"].values() for lines in owners.values() for line in lines
+            ]
+            left = account["free"] - _sum(others, without={shared for shared, _ in own})
             log.info("%s", plan.table(left))
             plan.check(left)
-            account["claims"] |= claims
+            of_process[owner] = own
+
+    def release(self) -> None:
+        """Strike out what the process has claimed, in all places."""
+        with self._open() as places:
+            for account in places.values():
+                account["claims"].pop(self._process, None)
 
     @contextmanager
     def _open(self) -> Iterator[dict[str, Any]]:
@@ -67,3 +81,9 @@ class Ledger:
             file.seek(0)
             file.truncate()
             json.dump(places, file)
+
+
+def _sum(claims: Sequence[tuple[str, int]], without: Collection[str]) -> int:
+    """Add up claims, each that is shared once, and not those of some names."""
+    shared = {name: size for name, size in claims if name and name not in without}
+    return sum(size for name, size in claims if not name) + sum(shared.values())

@@ -1,6 +1,5 @@
 """Resources that a model shares with the rest of its server."""
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from hiscore.server.progress import Advance, Progress, no_progress
 from hiscore.server.shared_weights import SharedWeights
 
 SHARERS = ("scorer", "decode")
-"""Models with the same weights, if they compute with the same numbers."""
+"""How the names of models begin that have the same weights, if they compute with the same numbers."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,10 @@ class ServerResources:
     ledger: Ledger = field(default_factory=Ledger)
     progress: Advance = no_progress
     weights: SharedWeights = field(default_factory=SharedWeights)
-    place: tuple[Path, str, int, Instance] | None = None
-    """Directory, model, process id of the server, and instance; None: there is no server."""
+    place: tuple[Path, str, int, Instance, bool, int] | None = None
+    """Arguments of `in_server`; None: there is no server."""
     instance: Instance = Instance()
+    model: str = "model"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # On another rank these are of the same server, by a counter and maps of that process.
@@ -49,25 +49,38 @@ class ServerResources:
         """The line of a memory plan for weights of some bytes, which other models may have under the same key."""
         return MemoryLine("weights", size, shared=f"weights {key}" if self.weights.shares else "")
 
-    def owner(self, model: str, device: object, rank: int = 0, ranks: int = 1) -> str:
+    def owner(self, device: object, rank: int = 0, ranks: int = 1) -> str:
         """Owner of the memory that a rank of this instance claims."""
         number = f" instance {self.instance.number}" if self.instance.of > 1 else ""
-        return f"{model} on {device}{number}" + (f" rank {rank}" if ranks > 1 else "")
+        return f"{self.model} on {device}{number}" + (f" rank {rank}" if ranks > 1 else "")
 
     def close(self) -> None:
+        """Give back what was claimed, and wait for others that compute with weights of this process."""
         self.weights.close()
+        self.ledger.release()
 
     @classmethod
     def in_server(
-        cls, directory: Path, model: str, server: int | None = None, instance: Instance = Instance()
+        cls, directory: Path, model: str, server: int, instance: Instance, shares: bool, process: int
     ) -> "ServerResources":
         """Make the resources that a model shares with its server.
 
-        `server` is the server's process id; None: this process is its child.
+        Args:
+            directory: The server's run directory.
+            server: The server's process id.
+            shares: Other models may compute with the same weights; alone, this one would only copy its own.
+            process: The process id of the instance's first rank.
         """
-        server = os.getppid() if server is None else server
-        both = all((directory / "models" / name).is_dir() for name in SHARERS)
-        shared = SharedWeights(directory if both else None, server)
+        weights = SharedWeights(directory if shares else None, server)
         progress = Progress(directory, model).advance
-        place = directory, model, server, instance
-        return cls(Ledger(directory, server), progress, shared, place, instance)
+        place = directory, model, server, instance, shares, process
+        return cls(Ledger(directory, server, process), progress, weights, place, instance, model)
+
+
+def has_sharers(model_directory: Path) -> bool:
+    """Tell whether a repository has other models that may compute with this one's weights."""
+    return any(
+        (other / "config.pbtxt").is_file() and other.name.startswith(SHARERS)
+        for other in model_directory.parent.iterdir()
+        if other.name != model_directory.name
+    )

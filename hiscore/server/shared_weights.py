@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
+from hiscore.server.run_directory import started
+
 log = logging.getLogger(__name__)
 
 W = TypeVar("W")
 ALIGNMENT = 64
-LAST_WAIT_S = 5.0
-"""Seconds that a stopping owner of CUDA memory waits for others that compute with it."""
 
 
 class SharedWeights:
@@ -34,9 +34,10 @@ class SharedWeights:
 
     def __init__(self, directory: Path | None = None, server: int | None = None) -> None:
         # A restarted server shares nothing with the one before.
-        self._directory = directory / f"weights-{server or os.getppid()}" if directory else None
+        self._server = server or os.getppid()
+        self._directory = directory / f"weights-{self._server}" if directory else None
         self._users: list[int] = []  # locked files: exclusively by the owner at its end, shared by the others
-        self._exported: list[Path] = []
+        self._exported: list[tuple[Path, Any]] = []
 
     @property
     def shares(self) -> bool:
@@ -70,22 +71,27 @@ class SharedWeights:
             new.write_bytes(export.bytes)
             new.rename(path)
             if not export.in_memory_file:
-                self._exported.append(path)
+                self._exported.append((path, weights))
                 return weights
+            self._exported.append((path, None))
         # Ours are a second copy now: take the shared ones, too.
         del weights
         own: W = _Mapped(io.BytesIO(path.read_bytes())).load()
         return own
 
     def close(self) -> None:
-        """Wait until nobody else computes with CUDA memory of this process, if it has any."""
-        end = time.monotonic() + LAST_WAIT_S
-        for path in self._exported:
-            users = _open(Path(f"{path}.users"), None)
-            while not _try_lock(users) and time.monotonic() < end:
-                time.sleep(0.05)
-            os.close(users)
+        """Let the weights go; those of this process once nobody else computes with them, or the server is gone."""
         for users in self._users:
+            os.close(users)
+        for path, _ in self._exported:
+            users = _open(Path(f"{path}.users"), None)
+            if not _try_lock(users):
+                log.info(
+                    "other models compute with these weights: their memory is free once those are unloaded"
+                )
+                while not _try_lock(users) and started(self._server):
+                    time.sleep(0.05)
+            path.unlink(missing_ok=True)
             os.close(users)
         self._exported, self._users = [], []
 

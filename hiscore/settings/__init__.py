@@ -1,8 +1,8 @@
 """Every setting: declared once, with type, default, bounds and description.
 
-From the declarations come the variables of ``make serve`` (`ServeSettings`), the JSON file beside each
-model's ``config.pbtxt`` (`from_model_directory` reads it), and docs/settings.md (``make docs``). To add a setting,
-add a field to a group in `groups` (models read it, too) or `serve` (the launcher alone reads it).
+From the declarations come the variables of ``make serve`` (`ServeSettings`), what each model reads
+(`read_settings`), and docs/settings.md (``make docs``). To add a setting, add a field to a group in `groups`
+(models read it, too) or `serve` (the launcher alone reads it).
 """
 
 from hiscore.settings.api import ApiBounds, ApiProcessSettings, ApiSettings
@@ -13,17 +13,16 @@ from hiscore.settings.choices import (
     PrefixCaching,
     Selector,
 )
-from hiscore.settings.groups import CacheSettings, Limits
+from hiscore.settings.groups import DEFAULT_MODEL, CacheSettings, Limits
 from hiscore.settings.models import (
     MODEL_SETTINGS,
-    MODEL_SETTINGS_FILE,
     DecodeSettings,
     ModelSettings,
     ScorerSettings,
     TokenizerSettings,
-    from_model_directory,
+    read_settings,
 )
-from hiscore.settings.serve import DEFAULT_MODEL, ServeSettings
+from hiscore.settings.serve import ServeSettings
 
 CANARY_ID = "hiscore-canary"
 """Request id of the launcher's canaries: the scorer does not count them as work."""
@@ -32,7 +31,6 @@ __all__ = [
     "CANARY_ID",
     "DEFAULT_MODEL",
     "MODEL_SETTINGS",
-    "MODEL_SETTINGS_FILE",
     "ApiBounds",
     "ApiProcessSettings",
     "ApiSettings",
@@ -48,5 +46,5 @@ __all__ = [
     "Selector",
     "ServeSettings",
     "TokenizerSettings",
-    "from_model_directory",
+    "read_settings",
 ]

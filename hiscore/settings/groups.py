@@ -28,8 +28,11 @@ from hiscore.settings.choices import (
 )
 from hiscore.settings.words import AUTO, AUTO_NUMBER, OFF_NUMBER, Word
 
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 BOOLEAN = TypeAdapter(bool)
 Port = Annotated[int, Ge(0), Le(65_535)]
+MAX_TEXT_BYTES = 8 * 2**20
+"""Bytes of UTF-8 in one prompt of `decode`; a scoring call may have more (`Limits`)."""
 
 
 class Settings(BaseModel):
@@ -39,6 +42,17 @@ class Settings(BaseModel):
 
     section: ClassVar[str] = ""
     """Heading in docs/settings.md."""
+
+
+class CheckpointName(Settings):
+    """The checkpoint."""
+
+    section = "Model and device"
+
+    model: str = Field(
+        default=DEFAULT_MODEL,
+        description="the default model, a local Hugging Face style directory, or a hub id (`org/name`)",
+    )
 
 
 class Precision(Settings):
@@ -64,11 +78,6 @@ class Division(Settings):
         description="GPUs, or processes on the CPU, that compute one model together "
         "([sizing](tensor-parallel.md)). There are as many instances as groups of so many visible GPUs",
     )
-    cpu_instances: PositiveInt = Field(
-        default=1,
-        description="instances of `scorer` and of `decode` on the CPU, each with a share of cores and memory; a "
-        "GPU has one",
-    )
 
 
 class ContextLimit(Settings):
@@ -83,7 +92,7 @@ class ContextLimit(Settings):
     )
 
 
-class CallLimits(ContextLimit):
+class Limits(ContextLimit):
     """Settings that limit one scoring call; anything larger is refused before any work is done on it."""
 
     max_items: PositiveInt = Field(default=10_000, description="items")
@@ -94,16 +103,10 @@ class CallLimits(ContextLimit):
         "before UNAVAILABLE",
     )
 
-
-class TextLimit(Settings):
-    """A limit that follows from the others."""
-
-    max_text_bytes: PositiveInt = 8 * 2**20
-    """Bytes of UTF-8: query, items and labels, or one prompt."""
-
-
-class Limits(CallLimits, TextLimit):
-    """All limits of one scoring call."""
+    @property
+    def max_text_bytes(self) -> int:
+        """Bytes of UTF-8 in query, items and labels."""
+        return max(MAX_TEXT_BYTES, 2 * self.max_call_tokens)
 
 
 class QueueSettings(Settings):

@@ -1,14 +1,15 @@
-"""The settings of each model: one JSON file, ``settings.json``, beside its ``config.pbtxt``."""
+"""The settings of each model: from the parameters of its ``config.pbtxt``, the environment, the defaults."""
 
 import json
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from pydantic import PositiveInt
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from hiscore.settings.choices import Selector
 from hiscore.settings.groups import (
     CacheSettings,
+    CheckpointName,
     Division,
     Limits,
     LogSettings,
@@ -16,17 +17,18 @@ from hiscore.settings.groups import (
     QueueSettings,
     SamplingSettings,
     ScoringSettings,
-    TextLimit,
 )
 
-MODEL_SETTINGS_FILE = "settings.json"
+OF_TRITON = {"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"}
+"""Parameters of config.pbtxt that Triton reads itself."""
 
 
-class ModelSettings(QueueSettings, LogSettings):
+class ModelSettings(QueueSettings, LogSettings, CheckpointName, BaseSettings):
     """Settings of every model."""
 
-    checkpoint: str
-    """Its directory, resolved by the launcher."""
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_ignore_empty=True, protected_namespaces=()
+    )
 
 
 class TokenizerSettings(Limits, ModelSettings):
@@ -36,22 +38,14 @@ class TokenizerSettings(Limits, ModelSettings):
 class ScorerSettings(ScoringSettings, Precision, Division, Limits, ModelSettings):
     """Settings of the `scorer` model."""
 
-    max_batch_tokens: PositiveInt
-    """A number for its device: the launcher has chosen one for `auto`."""
-    takes_text: bool
-    """True if `score` is loaded, which hands its texts to this model."""
-
     @property
     def max_queue_tokens(self) -> int:
         """Tokens of all waiting and running calls before UNAVAILABLE: those of four of the largest calls."""
         return 4 * self.max_call_tokens
 
 
-class DecodeSettings(CacheSettings, SamplingSettings, Precision, Division, TextLimit, ModelSettings):
+class DecodeSettings(CacheSettings, SamplingSettings, Precision, Division, ModelSettings):
     """Settings of the `decode` model."""
-
-    selector: Selector
-    """One that the checkpoint has: the launcher has resolved ``auto``."""
 
 
 MODEL_SETTINGS: dict[str, type[ModelSettings]] = {
@@ -64,14 +58,41 @@ MODEL_SETTINGS: dict[str, type[ModelSettings]] = {
 AnySettings = TypeVar("AnySettings", bound=ModelSettings)
 
 
-def from_model_directory(settings: type[AnySettings], directory: Path) -> AnySettings:
-    """Read a model's settings from the file beside its ``config.pbtxt``, which callers can see over HTTP.
+def read_settings(settings: type[AnySettings], config: Mapping[str, Any]) -> AnySettings:
+    """Read a model's settings: each from the parameters of its config, else from the environment.
+
+    Args:
+        config: The model's configuration as Triton gives it to ``initialize``.
 
     Raises:
-        ValueError: A key is unknown, missing or out of bounds.
+        ValueError: A parameter is no setting of this model, or a value is out of bounds.
     """
-    text = (directory / MODEL_SETTINGS_FILE).read_text(encoding="utf-8")
-    missing = sorted(set(settings.model_fields) - set(json.loads(text)))
-    if missing:
-        raise ValueError(f"{MODEL_SETTINGS_FILE} lacks '{missing[0]}'")
-    return settings.model_validate_json(text, strict=True)
+    given = {name: each["string_value"] for name, each in config.get("parameters", {}).items()}
+    names = {name.upper(): name for name in settings.model_fields}
+    if unknown := sorted(set(given) - set(names) - OF_TRITON):
+        raise ValueError(f"parameter '{unknown[0]}' of config.pbtxt is none of {', '.join(sorted(names))}")
+    try:
+        return settings(**{names[name]: value for name, value in given.items() if value and name in names})
+    except ValidationError as error:
+        raise ValueError("; ".join(complaints(error))) from None
+
+
+def variables(settings: type[ModelSettings], values: Mapping[str, Any]) -> dict[str, str]:
+    """Write those of some values that a model reads, and that are not its defaults, as environment variables."""
+    return {
+        name.upper(): _written(values[name])
+        for name, field in settings.model_fields.items()
+        if name in values and values[name] != field.default
+    }
+
+
+def complaints(error: ValidationError) -> list[str]:
+    """Say what is wrong with each setting, by the name that its user knows."""
+    return [
+        f"{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}, not {each['input']!r}"
+        for each in error.errors()
+    ]
+
+
+def _written(value: object) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)

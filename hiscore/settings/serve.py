@@ -12,8 +12,9 @@ from hiscore.settings.api import ApiSettings
 from hiscore.settings.choices import Device
 from hiscore.settings.groups import (
     CacheSettings,
-    CallLimits,
+    CheckpointName,
     Division,
+    Limits,
     LogSettings,
     Port,
     Precision,
@@ -24,24 +25,30 @@ from hiscore.settings.groups import (
 )
 from hiscore.settings.words import AUTO_TEXT, OFF, OFF_NUMBER
 
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-
 
 class ModelChoice(Settings):
-    """The checkpoint to serve, the models to load, the device."""
+    """The models to load, and the device."""
 
     section = "Model and device"
 
-    model: str = Field(
-        default=DEFAULT_MODEL,
-        description="the default model, a local Hugging Face style directory, or a hub id (`org/name`)",
-    )
     models: Annotated[str, AUTO_TEXT] = Field(
         default="",
         description="models to load, separated by commas: `score`, `tokenizer`, `scorer`, `decode`; "
         "auto: all that the checkpoint can serve",
     )
     device: Device = Field(default="auto", description="auto: a GPU if there is one")
+
+
+class CpuInstances(Settings):
+    """The number of processes for each model on the CPU."""
+
+    section = "Model and device"
+
+    cpu_instances: PositiveInt = Field(
+        default=1,
+        description="instances of `scorer` and of `decode` on the CPU, each with a share of cores and memory; a "
+        "GPU has one",
+    )
 
 
 class Network(Settings):
@@ -136,13 +143,15 @@ class ServeSettings(
     SamplingSettings,
     CacheSettings,
     ScoringSettings,
-    CallLimits,
+    Limits,
     TritonBatching,
     ApiSettings,
     Network,
     Precision,
+    CpuInstances,
     Division,
     ModelChoice,
+    CheckpointName,
     BaseSettings,
 ):
     """All settings of a server, from the environment: the field ``max_items`` is the variable ``MAX_ITEMS``."""

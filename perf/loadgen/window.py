@@ -9,6 +9,8 @@ import psutil
 
 from hiscore.arrays import Float32
 from hiscore.launcher import Server
+from hiscore.launcher.device_choice import choose_device
+from hiscore.scoring.batched_scorer import DEFAULT_BATCH_TOKENS
 from perf.loadgen.generator import Sample
 from perf.loadgen.scorer_calls import Shape
 from perf.loadgen.scorer_counters import counters
@@ -136,8 +138,9 @@ class Meter:
         samples = run()
         end, after, cpu_after = time.perf_counter(), counters(self._server), cpu_seconds()
         risen = {key: value - before.get(key, 0) for key, value in after.items()}
-        budget = self._server.settings.max_batch_tokens
-        assert budget is not None, "the launcher has chosen it"
+        settings = self._server.settings
+        device, _ = choose_device(settings.device)
+        budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS[device]
         point = summarise(window, samples, risen, budget)
         point.gpu_busy = self._gpu.busy(begin + RAMP * (end - begin), end)
         point.cpu_s = cpu_after - cpu_before

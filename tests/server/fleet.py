@@ -8,8 +8,7 @@ from typing import Any
 from unittest import mock
 
 from hiscore.launcher import Server
-from hiscore.launcher.repository import CONFIG, model_values, write_repository
-from hiscore.models.support import servable
+from hiscore.launcher.repository import CONFIG, changed_config
 from tests.server.conftest import settings_of
 
 
@@ -18,15 +17,14 @@ def fleet(model: str, checkpoints: Mapping[str, Path], log_path: Path, **setting
     """A server with a model ``MODEL-NAME`` for each checkpoint's name; model: `scorer` or `decode`."""
     chosen = settings_of(next(iter(checkpoints.values())), models=model, **settings)
 
-    def write_all(source: Path, target: Path, values: Any) -> None:
+    def write_all(source: Path, target: Path, changes: Any) -> None:
         for name, checkpoint in checkpoints.items():
-            selectors = servable(checkpoint).selectors
-            of_one = model_values(chosen, checkpoint, "cpu", (model,), selectors)
-            write_repository(source, target / "one", of_one)
-            shutil.move(target / "one" / model, target / f"{model}-{name}")
-            config = target / f"{model}-{name}" / CONFIG
-            config.write_text(config.read_text().replace(f'name: "{model}"', f'name: "{model}-{name}"', 1))
-        (target / "one").rmdir()
+            copy = target / f"{model}-{name}"
+            shutil.copytree(source / model, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            text = changed_config((copy / CONFIG).read_text(), changes[model])
+            parameter = f'parameters {{ key: "MODEL" value: {{ string_value: "{checkpoint}" }} }}\n'
+            renamed = text.replace(f'name: "{model}"', f'name: "{copy.name}"', 1)
+            (copy / CONFIG).write_text(renamed + parameter)
 
     with (
         mock.patch("hiscore.launcher.server.write_repository", write_all),

@@ -28,3 +28,14 @@ def encode_requests(
     good = [each for each in plans if isinstance(each, EncodingPlan)]
     encoded = iter(encoder.encode(good))
     return [each if isinstance(each, RequestError) else next(encoded) for each in plans]
+
+
+def limits_of(max_text_bytes: int, **others: int) -> Limits:
+    """Limits with fewer bytes of text than follow from the tokens of a call."""
+
+    class OfTests(Limits):
+        @property
+        def max_text_bytes(self) -> int:
+            return max_text_bytes
+
+    return OfTests(**others)

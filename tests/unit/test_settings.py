@@ -1,28 +1,26 @@
 """Settings: bounds with their messages, the environment, what models read, and the page that lists them."""
 
-import json
 import re
 import subprocess
 import sys
 from collections import Counter
 from inspect import get_annotations
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from hiscore.settings import (
+    DEFAULT_MODEL,
     MODEL_SETTINGS,
     DecodeSettings,
     ScorerSettings,
     ServeSettings,
-    from_model_directory,
+    TokenizerSettings,
+    read_settings,
 )
 from hiscore.settings.groups import Settings
 from tools.settings_page import page
-
-DECODE: dict[str, Any] = {"checkpoint": "/a", "selector": "quest"}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +43,7 @@ def test_a_setting_out_of_bounds_is_named_with_its_bound(
     settings: Any, given: dict[str, Any], where: str, says: str
 ) -> None:
     with pytest.raises(ValidationError) as refused:
-        settings(**({} if settings is ServeSettings else DECODE) | given)
+        settings(**given)
     (error,) = refused.value.errors()
     assert error["loc"] == (where,)
     assert says in error["msg"]
@@ -53,12 +51,12 @@ def test_a_setting_out_of_bounds_is_named_with_its_bound(
 
 def test_bounds_that_depend_on_each_other_may_be_met_exactly() -> None:
     given = {"sparse_top_k": 64, "device_buffer_size": 64, "backup_ring": 64}
-    assert DecodeSettings(**DECODE | given).backup_ring == 64
+    assert DecodeSettings(**given).backup_ring == 64
 
 
 def test_bounds_of_a_selection_do_not_bind_where_nothing_is_selected() -> None:
     given = {"selector": "dense", "sparse_top_k": 8, "device_buffer_size": 4, "backup_ring": 16}
-    assert DecodeSettings(**DECODE | given).backup_ring == 16
+    assert DecodeSettings(**given).backup_ring == 16
     assert ServeSettings(**given).device_buffer_size == 4
 
 
@@ -85,13 +83,11 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_prefix_cache_is_on_or_off_or_for_the_checkpoint_to_say(
-    word: str, value: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    word: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFIX_CACHE", word)
-    read = ServeSettings().prefix_cache
-    assert read is value or read == value == "auto"
-    directory = written(tmp_path, COMPLETE["decode"] | {"prefix_cache": read})
-    assert from_model_directory(DecodeSettings, directory).prefix_cache == value
+    for read in (ServeSettings().prefix_cache, read_settings(DecodeSettings, {}).prefix_cache):
+        assert read is value or read == value == "auto"
 
 
 @pytest.mark.parametrize(
@@ -165,28 +161,38 @@ def test_an_address_for_traces_is_a_url_without_a_password(url: str, allowed: bo
             ServeSettings(trace_url=url)
 
 
-def written(directory: Path, settings: dict[str, Any]) -> Path:
-    """A model's directory whose settings are these."""
-    (directory / "settings.json").write_text(json.dumps(settings))
-    return directory
+def config(**parameters: str) -> dict[str, Any]:
+    """A model's config as Triton gives it to the model, as far as it has parameters."""
+    return {"parameters": {name: {"string_value": value} for name, value in parameters.items()}}
 
 
-SCORER: dict[str, Any] = {"checkpoint": "/a", "max_batch_tokens": 64, "takes_text": True}
-GIVEN = {"tokenizer": {"checkpoint": "/a"}, "scorer": SCORER, "decode": DECODE}
-COMPLETE = {model: dict(declared(**GIVEN[model])) for model, declared in MODEL_SETTINGS.items()}
+@pytest.mark.parametrize("declared", MODEL_SETTINGS.values())
+def test_a_parameter_goes_before_the_environment_and_that_before_the_default(
+    declared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_settings(declared, {}).max_queue == 1_024
+    monkeypatch.setenv("MAX_QUEUE", "7")
+    monkeypatch.setenv("MODEL", "")  # empty: as if not set
+    read = read_settings(declared, config(EXECUTION_ENV_PATH="/of/triton"))
+    assert (read.max_queue, read.model) == (7, DEFAULT_MODEL)
+    read = read_settings(declared, config(MAX_QUEUE="8", MODEL="org/name", QUEUE_TIMEOUT_S=""))
+    assert (read.max_queue, read.model, read.queue_timeout_s) == (8, "org/name", 600)
 
 
-@pytest.mark.parametrize("model", MODEL_SETTINGS)
-def test_a_models_settings_are_read_strictly(model: str, tmp_path: Path) -> None:
-    declared, complete = MODEL_SETTINGS[model], COMPLETE[model]
-    assert from_model_directory(declared, written(tmp_path, complete)).checkpoint == "/a"
-    for name in complete:  # a default does not stand in for a missing key
-        without = {key: value for key, value in complete.items() if key != name}
-        with pytest.raises(ValueError, match=f"lacks '{name}'"):
-            from_model_directory(declared, written(tmp_path, without))
-    for wrong in ({"max_itmes": 3}, {"max_queue": "3"}, {"max_queue": 0}):
-        with pytest.raises(ValidationError, match=next(iter(wrong))):
-            from_model_directory(declared, written(tmp_path, complete | wrong))
+@pytest.mark.parametrize(
+    ("declared", "parameters", "says"),
+    [
+        (TokenizerSettings, {"MAX_ITMES": "3"}, "parameter 'MAX_ITMES' of config.pbtxt is none of"),
+        (TokenizerSettings, {"DTYPE": "auto"}, "parameter 'DTYPE' of config.pbtxt is none of"),
+        (TokenizerSettings, {"max_items": "3"}, "parameter 'max_items' of config.pbtxt is none of"),
+        (ScorerSettings, {"MAX_ITEMS": "0"}, "MAX_ITEMS: Input should be greater than 0, not '0'"),
+        (ScorerSettings, {"MAX_ITEMS": "x", "DTYPE": "y"}, "MAX_ITEMS: .*; DTYPE: "),
+        (DecodeSettings, {"DEVICE_BUFFER_SIZE": "7"}, "DEVICE_BUFFER_SIZE: .*SPARSE_TOP_K, which is 2048"),
+    ],
+)
+def test_a_wrong_parameter_is_named(declared: Any, parameters: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        read_settings(declared, config(**parameters))
 
 
 def test_every_setting_is_declared_once_and_described() -> None:
@@ -204,7 +210,7 @@ def test_there_are_at_most_48() -> None:
 
 
 def test_as_many_tokens_wait_as_four_of_the_largest_calls_have() -> None:
-    settings = ScorerSettings(**SCORER)
+    settings = ScorerSettings()
     assert settings.max_queue_tokens == 16_000_000
     assert settings.model_copy(update={"max_call_tokens": 5}).max_queue_tokens == 20
 

@@ -56,16 +56,15 @@ class Build:
     """Parameters of the build on each rank; `budget` is the tokens of one prefill forward at most."""
 
     settings: DecodeSettings
+    checkpoint: Path
     dtype: torch.dtype
     budget: int
     keeps_fp8: bool = False
 
-    @property
-    def checkpoint(self) -> Path:
-        return Path(self.settings.checkpoint)
 
-
-def make_worker(settings: DecodeSettings, leader: Leader, resources: ServerResources) -> Worker:
+def make_worker(
+    settings: DecodeSettings, checkpoint: Path, leader: Leader, resources: ServerResources
+) -> Worker:
     """Plan the memory, load the checkpoint and allocate the pools, on each rank.
 
     Raises:
@@ -77,7 +76,7 @@ def make_worker(settings: DecodeSettings, leader: Leader, resources: ServerResou
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
-    keeps_fp8 = dtype == "fp8" and is_latent(Path(settings.checkpoint))
+    keeps_fp8 = dtype == "fp8" and is_latent(checkpoint)
     if dtype == "fp8":
         if not keeps_fp8:
             log.warning("fp8 is supported by the scorer only: decode computes in 16 bits, on the CPU in 32")
@@ -86,7 +85,8 @@ def make_worker(settings: DecodeSettings, leader: Leader, resources: ServerResou
         found = torch.cuda.get_device_capability(where)
         if found < FP8_CAPABILITY:
             raise ValueError(f"DTYPE is fp8, which needs compute capability 8.9, but {where} has {found}")
-    what = Build(settings, DTYPES[dtype], prefill_token_budget(settings.checkpoint, where), keeps_fp8)
+    budget = prefill_token_budget(checkpoint, where)
+    what = Build(settings, checkpoint, DTYPES[dtype], budget, keeps_fp8)
     leader.prepare(partial(enter, resources=resources))
     memory = leader.do(partial(agree, what=what))
     leader.prepare(partial(claim, what=what, memory=memory))
@@ -121,7 +121,9 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     shape, cache_config = plan_cache(what.settings, shape_of_model, memory, what.dtype, what.budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     size = bytes_of_rank(what.checkpoint, what.dtype, what.keeps_fp8, rank.shard)
-    weights = resources.weights_line(size, weights_key(rank.device, what.dtype, shard=rank.shard))
+    weights = resources.weights_line(
+        size, weights_key(what.checkpoint, rank.device, what.dtype, shard=rank.shard)
+    )
     on_gpu = rank.device.type == "cuda"
     activations = forward_bytes(
         architecture, what.budget, memory.max_sequences, what.dtype.itemsize, on_gpu,
@@ -131,7 +133,7 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     inputs = PrefillInputs(0, 0)
     if not is_latent(what.checkpoint):
         inputs = prefill_inputs(rank.device, cache_config, bool(shape.windowed))
-    owner = resources.owner("decode", rank.device, rank.shard.rank, rank.shard.ranks)
+    owner = resources.owner(rank.device, rank.shard.rank, rank.shard.ranks)
     for plan in plan_memory(rank.device, shape.bytes(what.dtype), staging, weights, activations, inputs):
         resources.ledger.claim(owner, plan)
 

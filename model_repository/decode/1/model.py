@@ -7,7 +7,6 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,25 +25,16 @@ from hiscore.decoding.worker.build import make_worker
 from hiscore.device.loss import end_if_device_is_lost
 from hiscore.edge.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.edge.metrics import Counters, Gauges, Rejects
-from hiscore.edge.triton_io import (
-    ReplyTo,
-    error_log,
-    flag,
-    instance_of,
-    parameters,
-    server_directory,
-    string,
-    tensor,
-)
+from hiscore.edge.start import read_start
+from hiscore.edge.triton_io import ReplyTo, error_log, flag, parameters, string, tensor
 from hiscore.errors import to_request_error
-from hiscore.logs import configure_model
 from hiscore.models.facts import generation_context, read_facts
-from hiscore.models.support import has_tokenizer, read_eos_ids
+from hiscore.models.support import choose_selector, has_tokenizer, read_eos_ids
 from hiscore.parallel.leader import lead
 from hiscore.parallel.start import devices_of, freeze, load_on, log_as, use
 from hiscore.server.load_board import LoadBoard
-from hiscore.server.server_resources import ServerResources
-from hiscore.settings import DecodeSettings, from_model_directory
+from hiscore.settings import DecodeSettings
+from hiscore.settings.groups import MAX_TEXT_BYTES
 from hiscore.tokenization.detokenizer import DetokenizerFactory
 from hiscore.tokenization.tokenizer import load_tokenizer
 
@@ -55,27 +45,27 @@ class TritonPythonModel:
     """`execute` only validates requests and queues them; the engine's and the sender's threads do the rest."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        settings = from_model_directory(DecodeSettings, Path(args["model_repository"]))
-        configure_model(settings.log_format, args["model_name"])
-        checkpoint = Path(settings.checkpoint)
-        instance = instance_of(args, settings.cpu_instances)
-        directory, device = server_directory(args), torch.device(instance.device)
-        use(device, instance.of)
-        self.resources = ServerResources.in_server(directory, args["model_name"], instance=instance)
+        start = read_start(DecodeSettings, args)
+        settings, checkpoint = start.settings, start.checkpoint
+        device = torch.device(start.instance.device)
+        use(device, start.instance.of)
+        self.resources = start.resources()
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
         context = generation_context(checkpoint, settings.max_context)
         facts, eos_ids = read_facts(checkpoint, context), read_eos_ids(checkpoint)
         grammars = GrammarCompiler(tokenizer.backend, facts.vocab_size, eos_ids) if tokenizer else None
-        prompts = PromptReader(facts, tokenizer, settings.max_text_bytes, grammars)
+        prompts = PromptReader(facts, tokenizer, MAX_TEXT_BYTES, grammars)
         self.defaults = NO_DEFAULTS
         if settings.generation_config == "checkpoint":
             self.defaults = read_defaults(checkpoint)
             log.info("defaults of requests from generation_config.json: %s", describe(self.defaults))
-        labels = {"model": args["model_name"], "version": args["model_version"], "device": instance.name}
+        labels = start.labels | {"device": start.instance.name}
         self.leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
-        self.leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
-        worker = load_on(device, partial(make_worker, settings, self.leader, self.resources))
-        self.board = LoadBoard(directory, args["model_name"])
+        self.leader.prepare(partial(log_as, log_format=settings.log_format, model=start.name))
+        selector = choose_selector(settings.selector, start.capabilities.selectors)
+        settings = settings.model_copy(update={"selector": selector})
+        worker = load_on(device, partial(make_worker, settings, checkpoint, self.leader, self.resources))
+        self.board = LoadBoard(start.directory, start.name)
         self.sender = ResponseSender(
             partial(ReplyTo.send, streamed=True),
             is_cancelled=ReplyTo.is_cancelled,

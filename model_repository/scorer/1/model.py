@@ -13,11 +13,12 @@ from hiscore.batching.batcher import Batcher
 from hiscore.batching.stages import TwoStages
 from hiscore.edge.feeds import CountsFeed, Exporter, batcher_feeds, queue_feeds
 from hiscore.edge.metrics import Counters
-from hiscore.edge.triton_io import error_log, instance_of, serve, server_directory
-from hiscore.logs import configure_model
+from hiscore.edge.start import read_start
+from hiscore.edge.triton_io import error_log, serve
+from hiscore.models.support import has_tokenizer
 from hiscore.parallel.leader import lead
 from hiscore.parallel.start import devices_of, freeze, load_on, log_as, use
-from hiscore.scoring.batched_scorer import BatchedScorer
+from hiscore.scoring.batched_scorer import DEFAULT_BATCH_TOKENS, BatchedScorer
 from hiscore.scoring.pair_scorer import make_scorer
 from hiscore.scoring.request_reader import RequestReader
 from hiscore.scoring.requests.request import ScoreRequest
@@ -25,8 +26,7 @@ from hiscore.scoring.results.pending_scores import BatchStats
 from hiscore.scoring.text.batched_tokenizer import COUNTERS as TEXT_COUNTERS
 from hiscore.scoring.text.batched_tokenizer import BatchedTokenizer, EncodeStats, TextJob, batch_limits
 from hiscore.server.load_board import LoadBoard
-from hiscore.server.server_resources import ServerResources
-from hiscore.settings import ScorerSettings, from_model_directory
+from hiscore.settings import ScorerSettings
 from hiscore.tokenization.tokenizer import load_tokenizer
 
 # About that many, so that loads of texts count like those of token ids.
@@ -45,21 +45,20 @@ class TritonPythonModel:
     """What Triton's Python backend loads."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.settings = settings = from_model_directory(ScorerSettings, Path(args["model_repository"]))
-        configure_model(settings.log_format, args["model_name"])
-        instance = instance_of(args, settings.cpu_instances)
-        directory, device = server_directory(args), torch.device(instance.device)
-        use(device, instance.of)
-        self.resources = ServerResources.in_server(directory, args["model_name"], instance=instance)
+        start = read_start(ScorerSettings, args)
+        self.settings = settings = start.settings
+        device = torch.device(start.instance.device)
+        use(device, start.instance.of)
+        self.resources = start.resources()
         leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
-        leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
-        checkpoint = Path(settings.checkpoint)
+        leader.prepare(partial(log_as, log_format=settings.log_format, model=start.name))
+        batch_tokens = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS[device.type]
         load = partial(
             make_scorer,
-            checkpoint,
+            start.checkpoint,
             str(device),
             settings.dtype,
-            settings.max_batch_tokens,
+            batch_tokens,
             settings.query_cache_bytes,
             settings.max_context,
             self.resources,
@@ -67,32 +66,28 @@ class TritonPythonModel:
         )
         self.scorer = load_on(device, load)
         # The device tells the instances apart.
-        labels = {
-            "model": args["model_name"],
-            "version": args["model_version"],
-            "device": instance.name,
-        }
+        labels = start.labels | {"device": start.instance.name}
         self.counts = CountsFeed(Counters(COUNTERS, labels))
-        board = LoadBoard(directory, args["model_name"])
+        board = LoadBoard(start.directory, start.name)
         self.batcher: Batcher[ScoreRequest] = Batcher(
             BatchedScorer(self.scorer, self.record),
             BatchLimits(
-                settings.max_batch_tokens,
+                batch_tokens,
                 settings.max_queue,
                 settings.max_queue_tokens,
                 # On a CPU a call takes too long to keep others waiting for.
-                max_alone_cost=settings.max_batch_tokens // 4 if device.type == "cuda" else 0,
+                max_alone_cost=batch_tokens // 4 if device.type == "cuda" else 0,
             ),
             board,
         )
         self.texts: Batcher[TextJob] | None = None
         self.calls: Batcher[ScoreRequest] | TwoStages[ScoreRequest] = self.batcher
         tokenizer, feeds = None, [self.counts, *batcher_feeds(labels, self.batcher.totals, error_log)]
-        if settings.takes_text:
+        if has_tokenizer(start.checkpoint):
             # What `score` does before it scores is counted as its own.
             labels_of_texts = labels | {"model": "score"}
             counts = CountsFeed(Counters(TEXT_COUNTERS, labels_of_texts))
-            tokenizer = self.tokenizer(checkpoint, lambda stats: counts.add(**stats.counts))
+            tokenizer = self.tokenizer(start.checkpoint, lambda stats: counts.add(**stats.counts))
             texts_board = board.part(1 / BYTES_PER_TOKEN)
             self.texts = Batcher(tokenizer, batch_limits(settings.max_queue), texts_board)
             self.calls = TwoStages(self.texts, self.batcher)

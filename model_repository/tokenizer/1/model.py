@@ -1,13 +1,12 @@
 """The `tokenizer` model: a query and its items in text to their wire layout in token ids."""
 
-from pathlib import Path
 from typing import Any
 
 from hiscore.batching.batcher import Batcher
 from hiscore.edge.feeds import CountsFeed, Exporter, batcher_feeds
 from hiscore.edge.metrics import Counters
+from hiscore.edge.start import read_start
 from hiscore.edge.triton_io import error_log, parameters, serve
-from hiscore.logs import configure_model
 from hiscore.models.facts import read_facts
 from hiscore.scoring.requests.options import parse_options
 from hiscore.scoring.text.batched_tokenizer import (
@@ -19,7 +18,7 @@ from hiscore.scoring.text.batched_tokenizer import (
     outputs,
 )
 from hiscore.scoring.text.text_inputs import read_text
-from hiscore.settings import TokenizerSettings, from_model_directory
+from hiscore.settings import TokenizerSettings
 from hiscore.tokenization.tokenizer import load_tokenizer
 
 
@@ -27,17 +26,15 @@ class TritonPythonModel:
     """One instance serves all requests; the tokenizer itself uses the machine's cores."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.settings = settings = from_model_directory(TokenizerSettings, Path(args["model_repository"]))
-        configure_model(settings.log_format, args["model_name"])
-        checkpoint = Path(settings.checkpoint)
-        labels = {"model": args["model_name"], "version": args["model_version"]}
-        self.counts = CountsFeed(Counters(COUNTERS, labels))
-        facts = read_facts(checkpoint, settings.max_context)
-        tokenizer = load_tokenizer(checkpoint, facts.is_encoder)
+        start = read_start(TokenizerSettings, args)
+        self.settings = settings = start.settings
+        self.counts = CountsFeed(Counters(COUNTERS, start.labels))
+        facts = read_facts(start.checkpoint, settings.max_context)
+        tokenizer = load_tokenizer(start.checkpoint, facts.is_encoder)
         self.tokenizer = BatchedTokenizer(tokenizer, settings, facts, self.record, outputs)
         self.batcher: Batcher[TextJob] = Batcher(self.tokenizer, batch_limits(settings.max_queue))
-        feeds = batcher_feeds(labels, self.batcher.totals, error_log)
-        self.exporter = Exporter([self.counts, *feeds], labels)
+        feeds = batcher_feeds(start.labels, self.batcher.totals, error_log)
+        self.exporter = Exporter([self.counts, *feeds], start.labels)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         return serve(requests, self.read, self.batcher, self.settings.queue_timeout_s)

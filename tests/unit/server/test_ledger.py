@@ -1,6 +1,7 @@
 """Models of one server share what was free when the first of them planned."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from hiscore.server.plan import MemoryExceeded, MemoryLine, MemoryPlan
 
 def takes(size: int, place: str = "host") -> MemoryPlan:
     return MemoryPlan(place, (MemoryLine("all", size, ("X",)),))
+
+
+def shared_takes(weights: int, own: int) -> MemoryPlan:
+    return MemoryPlan(
+        "host", (MemoryLine("weights", weights, shared="weights"), MemoryLine("all", own, ("X",)))
+    )
 
 
 def never() -> int:
@@ -37,6 +44,24 @@ def test_a_claim_replaces_that_of_the_same_owner(tmp_path: Path) -> None:
     ledger.claim("scorer", takes(100))
 
 
+def test_a_model_that_is_unloaded_gives_back_its_claims(tmp_path: Path) -> None:
+    first, second = (Ledger(tmp_path, process=process) for process in (1, 2))
+    first.free("host", lambda: 100)
+    first.claim("scorer", shared_takes(60, 30))
+    second.claim("decode", shared_takes(60, 10))
+    # A second copy of the first, before that has gone.
+    third = Ledger(tmp_path, process=3)
+    with pytest.raises(MemoryExceeded):
+        third.claim("scorer", shared_takes(60, 30))
+    first.release()
+    third.claim("scorer", shared_takes(60, 30))
+    second.release()
+    with pytest.raises(MemoryExceeded):
+        second.claim("decode", takes(11))
+    third.release()
+    second.claim("decode", takes(100))
+
+
 def test_a_restarted_server_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = Ledger(tmp_path)
     old.free("host", lambda: 100)
@@ -61,7 +86,8 @@ def test_the_ledger_is_in_the_servers_directory(tmp_path: Path) -> None:
     ledger.free("host", lambda: 7)
     ledger.claim("scorer", takes(5))
     (file,) = tmp_path.glob("memory-*.json")
-    assert json.loads(file.read_text()) == {"host": {"claims": {"scorer": 5}, "free": 7}}
+    claims = {str(os.getpid()): {"scorer": [["", 5]]}}
+    assert json.loads(file.read_text()) == {"host": {"claims": claims, "free": 7}}
 
 
 def test_what_models_share_counts_once(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.launcher.repository import DEFAULT_BATCH_TOKENS
+from hiscore.scoring.batched_scorer import DEFAULT_BATCH_TOKENS
 from hiscore.scoring.memory import default_cache_bytes, plan_memory, pool_sizes
 from hiscore.server.ledger import Ledger
 from hiscore.server.plan import GIB, MemoryExceeded, MemoryLine

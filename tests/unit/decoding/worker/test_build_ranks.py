@@ -31,7 +31,7 @@ def make(ranks: Ranks, path: Path, **settings: Any) -> Worker:
         "device_kv_bytes": 2**24,
         "selector": "quest",
     }
-    return make_worker(DecodeSettings(checkpoint=str(path), **sizes, **settings), ranks, ServerResources())
+    return make_worker(DecodeSettings(**sizes, **settings), path, ranks, ServerResources())
 
 
 @pytest.mark.parametrize("lacking", [(), (0,), (1,), (0, 1)])

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hiscore.settings import ServeSettings
 from perf.loadgen import window as measure
 from perf.loadgen.generator import Sample, poisson
 from perf.loadgen.scorer_calls import Shape
@@ -25,7 +26,7 @@ def samples(count: int = 200, rate: float = 100.0, took: float = 0.005) -> list[
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     monkeypatch.setattr(measure, "counters", lambda server: {})
-    server: Any = SimpleNamespace(settings=SimpleNamespace(max_batch_tokens=100))
+    server: Any = SimpleNamespace(settings=ServeSettings(max_batch_tokens=100, device="cpu"))
     gpu: Any = SimpleNamespace(busy=lambda begin, end: None, memory_gib=lambda begin, end: None)
     return Meter(server, gpu, 1e-3, lambda point: None, Answers())
 

@@ -13,6 +13,7 @@ from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.tokenizer import TextTokenizer
+from tests.support.encoding import limits_of
 
 FACTS = CheckpointFacts(vocab_size=3, context_length=50, is_classifier=False)
 
@@ -55,7 +56,7 @@ def test_a_batch_from_texts_to_tensors() -> None:
 def test_a_large_text_is_a_batch_of_its_own_and_planned_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """To plan it takes long, and the thread that reads requests has others to read."""
     records: list[EncodeStats] = []
-    model = BatchedTokenizer(letters(), Limits(max_text_bytes=30), FACTS, records.append, lambda each: each)
+    model = BatchedTokenizer(letters(), limits_of(30), FACTS, records.append, lambda each: each)
     requests = [
         TextRequest("ab", ["c"], labels=["a"]),
         TextRequest("abcabcab", ["c", "a", "b"], labels=["a"]),

@@ -25,7 +25,7 @@ from hiscore.tokenization.split_rule import SplitRule
 from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
-from tests.support.encoding import encode_requests
+from tests.support.encoding import encode_requests, limits_of
 from tests.support.examples import has_example
 from tests.support.tiers import first_of
 from tests.unit.tokenization.test_safe_splits import TEXTS
@@ -51,10 +51,13 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Text
 Load = Callable[[str], tuple[TextTokenizer, Any]]
 
 
+DEFAULTS = Limits()
+
+
 def one(
-    tokenizer: TextTokenizer, call: TextRequest, facts: CheckpointFacts = FACTS, **limits: int
+    tokenizer: TextTokenizer, call: TextRequest, facts: CheckpointFacts = FACTS, limits: Limits = DEFAULTS
 ) -> TokenizedRequest:
-    (answer,) = encode_requests(tokenizer, [call], Limits(**limits), facts)
+    (answer,) = encode_requests(tokenizer, [call], limits, facts)
     if isinstance(answer, RequestError):
         raise answer
     return answer
@@ -167,7 +170,7 @@ def test_what_has_too_many_tokens_is_refused_before_it_is_encoded(load: Load) ->
     most = ours.bytes_per_token * FACTS.context_length
     spy = Spy(ours.backend)
     tokenizer = replace(ours, encoder=spy)
-    limits = Limits(max_text_bytes=10 * most)
+    limits = limits_of(10 * most)
     good = TextRequest("a b", ["c"], None, LABELS)
     for call in (
         replace(good, query="a" * (most + 1)),
@@ -284,7 +287,7 @@ BAD = {
         r"holds \d+ tokens: at most 800",
     ),
 }
-LIMITS = Limits(max_items=40, max_labels=3, max_text_bytes=3_000, max_call_tokens=800)
+LIMITS = limits_of(3_000, max_items=40, max_labels=3, max_call_tokens=800)
 
 
 # As large as is allowed, by each of the limits.
@@ -299,13 +302,13 @@ GOOD = {
 
 @pytest.mark.parametrize("limit", GOOD)
 def test_a_request_at_a_limit_is_served(limit: str, load: Load) -> None:
-    limits = LIMITS.model_dump() | {"max_call_tokens": 10_000}
-    one(load("qwen2")[0], GOOD[limit], replace(FACTS, context_length=10_000), **limits)
+    limits = LIMITS.model_copy(update={"max_call_tokens": 10_000})
+    one(load("qwen2")[0], GOOD[limit], replace(FACTS, context_length=10_000), limits)
 
 
 def test_the_bytes_that_the_caller_has_counted_are_believed(load: Load) -> None:
     with pytest.raises(RequestError, match="hold 3001 bytes: at most 3000"):
-        one(load("qwen2")[0], TextRequest("a", ["b"], None, LABELS, text_bytes=3_001), max_text_bytes=3_000)
+        one(load("qwen2")[0], TextRequest("a", ["b"], None, LABELS, text_bytes=3_001), limits=LIMITS)
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -1,0 +1,90 @@
+"""What a model knows when Triton starts it: its settings, its checkpoint, its device and its server."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from hiscore.checkpoint import resolve
+from hiscore.logs import configure_model
+from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.support import Capabilities, servable
+from hiscore.server.run_directory import run_directory
+from hiscore.server.server_resources import Instance, ServerResources, has_sharers
+from hiscore.settings.models import MODEL_SETTINGS, AnySettings, read_settings
+
+
+@dataclass(frozen=True)
+class ModelStart(Generic[AnySettings]):
+    """A model's settings and its place in the server.
+
+    Attributes:
+        name: What the model is called in the repository, which may be a copy under another name.
+        capabilities: What the checkpoint can serve.
+        directory: The run directory of the server.
+    """
+
+    name: str
+    version: str
+    settings: AnySettings
+    checkpoint: Path
+    capabilities: Capabilities
+    instance: Instance
+    directory: Path
+    repository: Path
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the model's metrics."""
+        return {"model": self.name, "version": self.version}
+
+    def resources(self) -> ServerResources:
+        """Make what the model shares with the others of its server."""
+        return ServerResources.in_server(
+            self.directory, self.name, os.getppid(), self.instance, has_sharers(self.repository), os.getpid()
+        )
+
+
+def read_start(settings: type[AnySettings], args: dict[str, str]) -> ModelStart[AnySettings]:
+    """Read the arguments of ``initialize``, and find the checkpoint.
+
+    Raises:
+        ValueError: A setting is wrong; the message names it.
+        CheckpointError: There is no such checkpoint.
+        UnsupportedCheckpoint: This model cannot serve it.
+    """
+    config = json.loads(args["model_config"])
+    read = read_settings(settings, config)
+    configure_model(read.log_format, args["model_name"])
+    checkpoint = resolve(read.model, progress=False)
+    capabilities = servable(checkpoint, getattr(read, "tensor_parallel", 1))
+    kind = next(name for name, declared in MODEL_SETTINGS.items() if declared is settings)
+    if reason := capabilities.left_out.get(kind):
+        raise UnsupportedCheckpoint(f"MODEL {read.model} cannot be served by this model: {reason}")
+    return ModelStart(
+        args["model_name"],
+        args["model_version"],
+        read,
+        checkpoint,
+        capabilities,
+        instance_of(args, config),
+        run_directory(os.getppid()),
+        Path(args["model_repository"]),
+    )
+
+
+def instance_of(args: dict[str, str], config: Any) -> Instance:
+    """Find an instance's place among a model's, from the arguments of ``initialize`` and the model's config.
+
+    Raises:
+        ValueError: The instance is neither on a GPU nor on the CPU.
+    """
+    kind = args["model_instance_kind"]
+    if kind == "GPU":
+        return Instance(f"cuda:{args['model_instance_device_id']}")
+    if kind != "CPU":
+        raise ValueError(f"an instance_group of KIND_{kind} is not served: KIND_GPU and KIND_CPU are")
+    on_cpu = sum(group["count"] for group in config["instance_group"] if group["kind"] == "KIND_CPU")
+    # Triton calls them MODEL_GROUP_NUMBER.
+    return Instance("cpu", int(args["model_instance_name"].rpartition("_")[2]), on_cpu)
