@@ -69,6 +69,15 @@ def freeze(rank: Rank) -> None:
     gc.freeze()
 
 
+def thaw() -> None:
+    """Free what nothing refers to any more when a model is unloaded, on its device, too."""
+    # Libraries would report frozen objects as leaks at exit.
+    gc.unfreeze()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def store_path(store: int) -> str:
     """The file in memory in which ranks find each other, by its descriptor; it is gone when nobody has it open."""
     return f"/proc/self/fd/{store}"

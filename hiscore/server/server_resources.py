@@ -56,8 +56,9 @@ class ServerResources:
 
     def close(self) -> None:
         """Give back what was claimed, and wait for others that compute with weights of this process."""
-        self.weights.close()
+        # Others that have the weights claim them, too.
         self.ledger.release()
+        self.weights.close()
 
     @classmethod
     def in_server(

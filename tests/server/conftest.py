@@ -12,7 +12,7 @@ import pytest
 from hiscore.checkpoint import resolve
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
-from hiscore.launcher.repository import TEMPLATES
+from hiscore.launcher.repository import SHIPPED
 from hiscore.settings import ServeSettings
 from tests.server.api import api_of
 from tests.server.held import Holdable
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class StartServer(Protocol):
     """Start a server on free ports, or return the running one with the same checkpoint and settings."""
 
-    def __call__(self, checkpoint: Path, model_repository: Path = TEMPLATES, **settings: Any) -> Server: ...
+    def __call__(self, checkpoint: Path, model_repository: Path = SHIPPED, **settings: Any) -> Server: ...
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +95,7 @@ class Servers:
         self._running: dict[tuple[object, ...], Server] = {}  # the one used last comes last
         self._in_use: set[tuple[object, ...]] = set()
 
-    def __call__(self, checkpoint: Path, model_repository: Path = TEMPLATES, **settings: Any) -> Server:
+    def __call__(self, checkpoint: Path, model_repository: Path = SHIPPED, **settings: Any) -> Server:
         """Return the running server with this checkpoint and these settings, or start it on free ports."""
         key = (checkpoint, model_repository, *sorted(settings.items()))
         if key in self._running and key not in self._in_use and self._running[key].fault():

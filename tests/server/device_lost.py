@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from hiscore.launcher import Server
-from hiscore.launcher.repository import TEMPLATES
+from hiscore.launcher.repository import SHIPPED
 from tests.server.conftest import settings_of
 from tests.server.leftovers import leftovers
 from tests.server.wire import Refused, over_grpc
@@ -40,7 +40,7 @@ def check_that_the_process_ends_and_is_seen(
 ) -> None:
     """fault: a statement that fails as the device does, with the scorer as `self`."""
     repository = tmp_path / "repository"
-    shutil.copytree(TEMPLATES, repository)
+    shutil.copytree(SHIPPED, repository)
     with (repository / "scorer/1/model.py").open("a") as model:
         model.write(FAULT.format(label=FAULTY, fault=fault))
     log = tmp_path / "server.log"

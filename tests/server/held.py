@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiscore.launcher.repository import TEMPLATES
+from hiscore.launcher.repository import SHIPPED
 from tests.support.timeouts import wait_until
 
 # The scorer's own model.py with some lines more: a batch is launched only when it is not held any more. Meanwhile
@@ -62,7 +62,7 @@ class Holdable:
     def make(cls, directory: Path) -> "Holdable":
         """directory: an empty one."""
         made = cls(directory / "repository", *(directory / name for name in ("hold", "seen", "launched")))
-        shutil.copytree(TEMPLATES, made.repository)
+        shutil.copytree(SHIPPED, made.repository)
         with (made.repository / "scorer/1/model.py").open("a") as model:
             model.write(CODE.format(hold=str(made.hold), seen=str(made.seen), launched=str(made.launched)))
         return made

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from hiscore.launcher import Server
-from hiscore.launcher.repository import TEMPLATES
+from hiscore.launcher.repository import SHIPPED
 from perf.loadgen.exports import page
 from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
@@ -53,7 +53,7 @@ def present(server: Server) -> Counter[str]:
 
 def in_turn(target: Path) -> Path:
     """The model repository without the wait for a turn: what Triton does by itself."""
-    shutil.copytree(TEMPLATES, target)
+    shutil.copytree(SHIPPED, target)
     model = target / "decode" / "1" / "model.py"
     text = model.read_text()
     assert text.count("        self.board.wait_for_turn()\n") == 1

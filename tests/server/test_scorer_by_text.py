@@ -12,7 +12,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
-from hiscore.launcher.repository import TEMPLATES
+from hiscore.launcher.repository import SHIPPED
 from hiscore.scoring.text.batched_tokenizer import MAX_ALONE_BYTES
 from perf.loadgen.exports import page
 from tests.server.conftest import StartServer
@@ -124,7 +124,7 @@ def test_a_large_text_holds_no_call_by_ids_up(
 ) -> None:
     """And texts have a queue of their own, with the limits of every queue."""
     repository, hold, reached = (tmp_path / name for name in ("repository", "hold", "reached"))
-    shutil.copytree(TEMPLATES, repository)
+    shutil.copytree(SHIPPED, repository)
     with (repository / "scorer/1/model.py").open("a") as model:
         model.write(CODE.format(hold=str(hold), reached=str(reached)))
     server = start_server(tiny_lm, models="score,scorer", model_repository=repository, max_queue=1)

@@ -21,7 +21,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher.canary import CANARY_MISSES
-from hiscore.launcher.repository import TEMPLATES
+from hiscore.launcher.repository import SHIPPED
 from hiscore_client import ScoreClient
 from tests.server.busy import score, until_error
 from tests.server.leftovers import leftovers, server_below
@@ -160,7 +160,7 @@ TritonPythonModel.execute = _hang
 
 def hanging_repository(root: Path, flag: Path, hang: str = HANG) -> Path:
     """A model repository whose models hang while a file exists."""
-    shutil.copytree(TEMPLATES, root)
+    shutil.copytree(SHIPPED, root)
     for model in MODELS:
         with (root / model / "1/model.py").open("a") as code:
             code.write(hang.format(flag=str(flag)))

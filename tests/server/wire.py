@@ -132,13 +132,14 @@ def score_texts(
     labels: Sequence[str] | Sequence[int] = (),
     way: str = "grpc",
     columns: int | None = None,
+    model: str = "score",
     **parameters: Any,
 ) -> Answer:
     """A call of `score`, its labels by name or by id; columns: of a classifier, which takes no labels."""
     inputs: dict[str, Any] = {"query": [query], "items": list(items)}
     if labels:
         inputs["labels" if isinstance(labels[0], str) else "label_token_ids"] = list(labels)
-    return score(server, "score", inputs, (len(items), columns or len(labels)), way, **parameters)
+    return score(server, model, inputs, (len(items), columns or len(labels)), way, **parameters)
 
 
 def score_tokens(

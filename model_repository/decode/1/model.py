@@ -1,6 +1,5 @@
 """The `decode` model: streams tokens and text for a prompt. The logic is in `hiscore.decoding`."""
 
-import gc
 import logging
 import math
 import os
@@ -31,7 +30,7 @@ from hiscore.errors import to_request_error
 from hiscore.models.facts import generation_context, read_facts
 from hiscore.models.support import choose_selector, has_tokenizer, read_eos_ids
 from hiscore.parallel.leader import lead
-from hiscore.parallel.start import devices_of, freeze, load_on, log_as, use
+from hiscore.parallel.start import devices_of, freeze, load_on, log_as, thaw, use
 from hiscore.server.load_board import LoadBoard
 from hiscore.settings import DecodeSettings
 from hiscore.settings.groups import MAX_TEXT_BYTES
@@ -106,10 +105,12 @@ class TritonPythonModel:
         self.intake.close()
         self.engine.close()
         self.leader.close()
-        self.resources.close()
         self.sender.close()
         self.exporter.close()
-        gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
+        resources = self.resources
+        self.__dict__.clear()
+        thaw()
+        resources.close()
 
     def read(self, request: Any) -> DecodeRequest:
         given = merge_parameters(

@@ -1,6 +1,5 @@
 """The `scorer` model: token ids or texts in, scores out. The logic is in `hiscore.scoring`."""
 
-import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from hiscore.edge.start import read_start
 from hiscore.edge.triton_io import error_log, serve
 from hiscore.models.support import has_tokenizer
 from hiscore.parallel.leader import lead
-from hiscore.parallel.start import devices_of, freeze, load_on, log_as, use
+from hiscore.parallel.start import devices_of, freeze, load_on, log_as, thaw, use
 from hiscore.scoring.batched_scorer import DEFAULT_BATCH_TOKENS, BatchedScorer
 from hiscore.scoring.pair_scorer import make_scorer
 from hiscore.scoring.request_reader import RequestReader
@@ -105,9 +104,11 @@ class TritonPythonModel:
             self.texts.close()
         self.batcher.close()
         self.scorer.close()
-        self.resources.close()
         self.exporter.close()
-        gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
+        resources = self.resources
+        self.__dict__.clear()
+        thaw()
+        resources.close()
 
     def tokenizer(self, checkpoint: Path, record: Callable[[EncodeStats], None]) -> BatchedTokenizer:
         facts = self.scorer.facts
