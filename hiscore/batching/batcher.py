@@ -35,7 +35,7 @@ from hiscore.batching.launch_pace import Alarm, LaunchPace, OneAtATime
 from hiscore.batching.totals import Totals
 from hiscore.batching.waiting import WaitingRequests
 from hiscore.errors import Code, RequestError, to_request_error
-from hiscore.server.load_board import Board, LoadBoard
+from hiscore.server.load_board import LoadBoard
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,10 @@ class Batcher(Generic[Job]):
         [42]
     """
 
-    def __init__(self, model: BatchedModel[Job], limits: BatchLimits, board: Board | None = None) -> None:
+    def __init__(self, model: BatchedModel[Job], limits: BatchLimits, board: LoadBoard | None = None) -> None:
         self._model, self._limits = model, limits
         self.totals = Totals()
-        self.board: Board = board or LoadBoard()
+        self.board = board or LoadBoard()
         self._waiting = WaitingRequests(model, limits, self.totals, self.board)
         self._in_flight = 0
         self._opened: _FormedBatch[Job] | None = None  # what is left of a batch that is launched in slices

@@ -11,7 +11,7 @@ from hiscore.batching.batched_model import BatchedModel, BatchLimits, Job, Queue
 from hiscore.batching.request_order import RequestOrder, drop_stale
 from hiscore.batching.totals import Totals
 from hiscore.errors import Code, RequestError
-from hiscore.server.load_board import Board
+from hiscore.server.load_board import LoadBoard
 
 # Before a batch is formed, up to MAX_POLLED of the requests that have waited for POLL_AFTER_S are checked for
 # cancellation.
@@ -24,7 +24,9 @@ Dropped = list[tuple[QueuedRequest[Job], RequestError]]
 class WaitingRequests(Generic[Job]):
     """Requests with parts to launch, those already started included."""
 
-    def __init__(self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals, board: Board) -> None:
+    def __init__(
+        self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals, board: LoadBoard
+    ) -> None:
         self._model, self._limits, self._totals, self._board = model, limits, totals, board
         self._order: RequestOrder[QueuedRequest[Job]] = RequestOrder(limits.max_batch_cost, model.between)
         self._deadlines: list[tuple[float, int, QueuedRequest[Job]]] = []  # a heap

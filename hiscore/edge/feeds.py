@@ -128,13 +128,13 @@ def histogram_feeds(
     ]
 
 
-def queue_feeds(labels: dict[str, str], totals: Totals) -> list[Feed]:
-    return [TotalsFeed(labels, totals), *histogram_feeds(OF_CALLS, labels, totals)]
-
-
 def batcher_feeds(labels: dict[str, str], totals: Totals, errors: ErrorLog) -> list[Feed]:
     """The feeds of a model with a batcher."""
-    return [*queue_feeds(labels, totals), ErrorsFeed(labels, errors)]
+    return [
+        TotalsFeed(labels, totals),
+        *histogram_feeds(OF_CALLS, labels, totals),
+        ErrorsFeed(labels, errors),
+    ]
 
 
 class Exporter:

@@ -17,7 +17,6 @@ import triton_python_backend_utils as pb_utils
 from hiscore.arrays import Outputs
 from hiscore.batching.batched_model import QueuedRequest
 from hiscore.batching.batcher import Batcher
-from hiscore.batching.stages import TwoStages
 from hiscore.edge.error_log import ErrorLog
 from hiscore.errors import RequestError, to_request_error
 
@@ -70,7 +69,7 @@ class ReplyTo:
 def serve(
     requests: Sequence[Any],
     read: Callable[[Any], Any],
-    batcher: Batcher[Any] | TwoStages[Any],
+    batcher: Batcher[Any],
     timeout_s: float,
 ) -> list[Any] | None:
     """Validate the requests of an `execute` and hand them to the batcher; return what `execute` returns.

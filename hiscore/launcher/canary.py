@@ -60,8 +60,6 @@ def probes(models: Sequence[str], checkpoint: Path) -> list[Probe]:
     by_text = _infer(query=["a"], items=["b"], **({} if classifies else {"label_token_ids": labels}))
     # No query, one item of one token: delimiter, token, delimiter.
     by_ids = _infer(input_ids=[0, 0, 0], delimiter_indices=[0, 2], label_token_ids=labels)
-    # A call by text takes both of the scorer's ways.
-    takes_text = "score" in models
     every = [
         Probe(
             "tokenizer",
@@ -72,8 +70,8 @@ def probes(models: Sequence[str], checkpoint: Path) -> list[Probe]:
         ),
         Probe(
             "scorer",
-            f"/v2/models/{'score' if takes_text else 'scorer'}/infer",
-            by_text if takes_text else by_ids,
+            "/v2/models/scorer/infer",
+            by_ids,
             expected='"scores"',
             counters=("hiscore_batches_total",),
         ),

@@ -16,6 +16,8 @@ from hiscore.settings.models import variables
 SHIPPED = Path(__file__).resolve().parents[2] / "model_repository"
 CONFIG = "config.pbtxt"
 BATCH_CALLS = re.compile(r"^max_batch_size: (\d+)$", re.MULTILINE)
+STEPS = {"tokenizer", "scorer"}
+"""The models that `score` calls."""
 SHARED_BATCH_CALLS = 8
 """Calls that Triton hands at once to one of several scorers: the others must get some of those that wait, too."""
 
@@ -124,7 +126,7 @@ def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...],
     `requested` has names separated by commas; empty: the default models.
 
     Raises:
-        LaunchError: An unknown name, an ensemble without its step, or nothing is left.
+        LaunchError: An unknown name, an ensemble without its steps, or nothing is left.
     """
     names = (
         tuple(dict.fromkeys(filter(None, (name.strip() for name in requested.split(","))))) or DEFAULT_MODELS
@@ -132,8 +134,8 @@ def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...],
     unknown = sorted(set(names) - set(MODELS))
     if unknown:
         raise LaunchError(f"MODELS names '{unknown[0]}': known are {', '.join(MODELS)}")
-    if "score" in names and "scorer" not in names:
-        raise LaunchError("MODELS names score, which needs scorer: name both")
+    if "score" in names and not set(names) >= STEPS:
+        raise LaunchError("MODELS names score, which needs tokenizer and scorer: name all three")
     left_out = {name: capabilities.left_out[name] for name in names if name not in capabilities.models}
     chosen = tuple(name for name in names if name not in left_out)
     # A tokenizer alone is served only to those who ask for it alone.

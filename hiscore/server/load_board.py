@@ -10,7 +10,6 @@ import fcntl
 import math
 import mmap
 import os
-import threading
 import time
 from array import array
 from pathlib import Path
@@ -32,22 +31,13 @@ class LoadBoard:
     def __init__(self, directory: Path | None = None, model: str = "", server: int | None = None) -> None:
         self._loads: array[float] | memoryview[float] = array("d", [0.0])
         self._own = 0
-        self._lock, self._parts = threading.Lock(), [0.0]
         if directory is not None:
             # A restarted server begins with an empty board: its instances are children of another process.
             self._join(directory / f"loads-{model}-{server or os.getppid()}")
 
-    def publish(self, load: float, part: int = 0) -> None:
-        """Publish the load of a part of the instance's work, at least 0; infinite: no call could wait."""
-        with self._lock:
-            self._parts[part] = load
-            self._loads[self._own] = sum(self._parts)
-
-    def part(self, scale: float) -> "PartOfLoad":
-        """A board for another batcher of this instance, whose loads count `scale` times."""
-        with self._lock:
-            self._parts.append(0.0)
-        return PartOfLoad(self, len(self._parts) - 1, scale)
+    def publish(self, load: float) -> None:
+        """Publish what the instance has to do, at least 0; infinite: no call could wait."""
+        self._loads[self._own] = load
 
     def others_have_room(self) -> bool:
         """Tell whether a call that finds no room here would find some elsewhere."""
@@ -81,22 +71,3 @@ class LoadBoard:
             self.publish(0.0)
             # The map has a descriptor of its own, which would keep the lock.
             fcntl.flock(file, fcntl.LOCK_UN)
-
-
-class PartOfLoad:
-    """The board in the eyes of another batcher of an instance."""
-
-    def __init__(self, board: LoadBoard, part: int, scale: float) -> None:
-        self._board, self._part, self._scale = board, part, scale
-
-    def publish(self, load: float) -> None:
-        self._board.publish(load * self._scale, self._part)
-
-    def others_have_room(self) -> bool:
-        return self._board.others_have_room()
-
-    def wait_for_turn(self) -> None:
-        self._board.wait_for_turn()
-
-
-Board = LoadBoard | PartOfLoad

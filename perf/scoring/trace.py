@@ -83,9 +83,11 @@ def stages(request: Request, sent: int, done: int) -> dict[str, float]:
         ValueError: The timestamps are out of order, so the request is not that of this call.
     """
     scorer = request.children.get("scorer", request)
+    tokenizer = request.children.get("tokenizer")
     marks = [
         ("", sent),
         ("client and network, there", request.stamps["GRPC_WAITREAD_END"]),
+        *([("Triton and tokenizer", tokenizer.stamps["COMPUTE_END"])] if tokenizer else []),
         ("Triton, before the scorer", scorer.stamps["COMPUTE_START"]),
         ("scorer", request.stamps["INFER_RESPONSE_COMPLETE"]),
         # The client may have its answer before the server has recorded the end of sending.
@@ -192,19 +194,17 @@ def ask(
     return found
 
 
-def encode(checkpoint: Path, texts: Sequence[Text]) -> tuple[list[TokenizedRequest], float]:
-    """Tokenize the texts as the server does: calls, and milliseconds for each on average."""
+def encode(checkpoint: Path, texts: Sequence[Text]) -> list[TokenizedRequest]:
+    """Tokenize the texts as the server does."""
     labels, tokenizer, facts = np.array(LABELS, np.int32), load_tokenizer(checkpoint), read_facts(checkpoint)
-    calls, seconds = [], []
+    calls = []
+    encoder = RequestEncoder(tokenizer, Limits(), facts)
     for query, items in texts:
         asked = TextRequest(query, items, label_token_ids=labels)
-        begin = time.perf_counter()
-        encoder = RequestEncoder(tokenizer, Limits(), facts)
         (call,) = encoder.encode([encoder.plan(asked)])
         assert isinstance(call, TokenizedRequest)
         calls.append(call)
-        seconds.append(time.perf_counter() - begin)
-    return calls, 1e3 * statistics.mean(seconds[WARM:])
+    return calls
 
 
 def main() -> int:
@@ -222,9 +222,9 @@ def main() -> int:
             checkpoint = Path(directory) / "checkpoint"
             checkpoint.mkdir()
             checkpoints.write(checkpoint, device, given)
-        calls, encoding_ms = encode(checkpoint, texts)
+        calls = encode(checkpoint, texts)
         settings = server_settings(
-            model=str(checkpoint), models="scorer,score", device=device, query_cache_bytes=0,
+            model=str(checkpoint), models="score,tokenizer,scorer", device=device, query_cache_bytes=0,
         )  # fmt: skip
         with tracing(log), Server(settings, options.out / "server-trace.log") as server:
             triton = triton_version(server.http_url)
@@ -240,8 +240,7 @@ def main() -> int:
     for way, model in (("by text", "score"), ("by ids", "scorer")):
         mine = [request for request in requests if request.model == model]
         taken = [stages(request, *times) for request, times in zip(mine, asked[way], strict=True)]
-        encoded = {"scorer: encode texts": encoding_ms} if model == "score" else {}
-        rows[f"{way}, {SHAPES[device]}"] = split(mean(taken[WARM:]), encoded | parts)
+        rows[f"{way}, {SHAPES[device]}"] = split(mean(taken[WARM:]), parts)
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
     found = {
         "machine": machine_facts(options.commit, gpu, tritonserver=triton),

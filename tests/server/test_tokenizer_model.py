@@ -19,6 +19,9 @@ pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
 ATTEMPTS = 20
+CALL = {
+    "query": ["Is this a fruit? It is"], "items": [" an apple", " a hammer", ""], "label_token_ids": LABELS,
+}  # fmt: skip
 
 
 def tokenize(
@@ -94,3 +97,16 @@ def test_calls_of_different_sizes_share_a_batch_and_a_bad_one_fails_alone(lm: Se
         if risen["tokenizer", "hiscore_tokenizer_batches_total"] < 32:
             return
     raise AssertionError("each call was a batch of its own")
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+def test_score_is_the_scorer_on_what_it_gives(item_first: bool, lm: Server) -> None:
+    calls = [(model, "hiscore_call_seconds_count") for model in ("tokenizer", "scorer")]
+    options = {"item_first": item_first, "apply_softmax": True}
+    with counted(lm, dict.fromkeys(calls, 1)):
+        found = WAYS["grpc"](lm, "score", CALL, options)["scores"]
+    ids = WAYS["grpc"](lm, "tokenizer", CALL, options)
+    by_hand = WAYS["grpc"](lm, "scorer", ids, options)["scores"]
+    # The contract's tolerance between batches: the second finds the query in the cache.
+    np.testing.assert_allclose(found, by_hand, atol=2e-5, rtol=0)
+    assert np.ptp(found[..., 0]) > 1e-3  # the control: items differ

@@ -49,7 +49,7 @@ def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with collector() as (url, got):
         settings = settings_of(
             tiny_lm,
-            models="score,scorer",
+            models="score,tokenizer,scorer",
             query_cache_bytes=0,
             canary_seconds=0,
             trace_url=url,

@@ -65,11 +65,10 @@ class BatchedTokenizer:
         limits: Limits,
         facts: CheckpointFacts,
         record: Callable[[EncodeStats], None],
-        answer: Callable[[TokenizedRequest], Any],
     ) -> None:
-        """Wrap a tokenizer; `record` is called after each batch, and `answer` makes each request's answer."""
+        """Wrap a tokenizer; `record` is called after each batch."""
         self._encoder = RequestEncoder(tokenizer, limits, facts)
-        self._record, self._answer = record, answer
+        self._record = record
 
     def job(self, request: TextRequest) -> TextJob:
         """Check a request that may become a job."""
@@ -87,7 +86,7 @@ class BatchedTokenizer:
         plans = [job.plan or self._plan(job.request) for job in jobs]
         encoded = iter(self._encoder.encode([plan for plan in plans if isinstance(plan, EncodingPlan)]))
         answers = [plan if isinstance(plan, RequestError) else next(encoded) for plan in plans]
-        yield EncodedBatch(answers, self._record, self._answer)
+        yield EncodedBatch(answers, self._record)
 
     def join(self, job: TextJob, answers: Sequence[Any]) -> Any:
         return answers[0]
@@ -109,12 +108,11 @@ class EncodedBatch:
         self,
         encoded: list[TokenizedRequest | RequestError],
         record: Callable[[EncodeStats], None],
-        answer: Callable[[TokenizedRequest], Any],
     ) -> None:
-        self._encoded, self._record, self._answer = encoded, record, answer
+        self._encoded, self._record = encoded, record
 
-    def finish(self) -> list[Any]:
-        return [each if isinstance(each, RequestError) else self._answer(each) for each in self._encoded]
+    def finish(self) -> list[Outputs | RequestError]:
+        return [each if isinstance(each, RequestError) else outputs(each) for each in self._encoded]
 
     def count(self) -> None:
         served = [each for each in self._encoded if isinstance(each, TokenizedRequest)]

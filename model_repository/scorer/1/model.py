@@ -1,20 +1,16 @@
-"""The `scorer` model: token ids or texts in, scores out. The logic is in `hiscore.scoring`."""
+"""The `scorer` model: token ids in, scores out. The logic is in `hiscore.scoring`."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hiscore.batching.batched_model import BatchLimits
 from hiscore.batching.batcher import Batcher
-from hiscore.batching.stages import TwoStages
-from hiscore.edge.feeds import CountsFeed, Exporter, batcher_feeds, queue_feeds
+from hiscore.edge.feeds import CountsFeed, Exporter, batcher_feeds
 from hiscore.edge.metrics import Counters
 from hiscore.edge.start import read_start
 from hiscore.edge.triton_io import error_log, serve
-from hiscore.models.support import has_tokenizer
 from hiscore.parallel.leader import lead
 from hiscore.parallel.start import devices_of, freeze, load_on, log_as, thaw, use
 from hiscore.scoring.batched_scorer import DEFAULT_BATCH_TOKENS, BatchedScorer
@@ -22,14 +18,8 @@ from hiscore.scoring.pair_scorer import make_scorer
 from hiscore.scoring.request_reader import RequestReader
 from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.results.pending_scores import BatchStats
-from hiscore.scoring.text.batched_tokenizer import COUNTERS as TEXT_COUNTERS
-from hiscore.scoring.text.batched_tokenizer import BatchedTokenizer, EncodeStats, TextJob, batch_limits
 from hiscore.server.load_board import LoadBoard
 from hiscore.settings import ScorerSettings
-from hiscore.tokenization.tokenizer import load_tokenizer
-
-# About that many, so that loads of texts count like those of token ids.
-BYTES_PER_TOKEN = 4
 
 COUNTERS = {
     "hiscore_batches_total": "Batches that the scorer formed",
@@ -79,29 +69,16 @@ class TritonPythonModel:
             ),
             board,
         )
-        self.texts: Batcher[TextJob] | None = None
-        self.calls: Batcher[ScoreRequest] | TwoStages[ScoreRequest] = self.batcher
-        tokenizer, feeds = None, [self.counts, *batcher_feeds(labels, self.batcher.totals, error_log)]
-        if has_tokenizer(start.checkpoint):
-            # What `score` does before it scores is counted as its own.
-            labels_of_texts = labels | {"model": "score"}
-            counts = CountsFeed(Counters(TEXT_COUNTERS, labels_of_texts))
-            tokenizer = self.tokenizer(start.checkpoint, lambda stats: counts.add(**stats.counts))
-            texts_board = board.part(1 / BYTES_PER_TOKEN)
-            self.texts = Batcher(tokenizer, batch_limits(settings.max_queue), texts_board)
-            self.calls = TwoStages(self.texts, self.batcher)
-            feeds += [counts, *queue_feeds(labels_of_texts, self.texts.totals)]
-        self.reader = RequestReader(self.scorer.facts, settings, self.scorer.packing.prompt, tokenizer)
+        self.reader = RequestReader(self.scorer.facts, settings, self.scorer.packing.prompt)
+        feeds = [self.counts, *batcher_feeds(labels, self.batcher.totals, error_log)]
         self.exporter = Exporter(feeds, labels)
         leader.prepare(freeze)
         leader.started()
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        return serve(requests, self.reader.read, self.calls, self.settings.queue_timeout_s)
+        return serve(requests, self.reader.read, self.batcher, self.settings.queue_timeout_s)
 
     def finalize(self) -> None:
-        if self.texts:
-            self.texts.close()
         self.batcher.close()
         self.scorer.close()
         self.exporter.close()
@@ -109,11 +86,6 @@ class TritonPythonModel:
         self.__dict__.clear()
         thaw()
         resources.close()
-
-    def tokenizer(self, checkpoint: Path, record: Callable[[EncodeStats], None]) -> BatchedTokenizer:
-        facts = self.scorer.facts
-        tokenizer = load_tokenizer(checkpoint, facts.is_encoder)
-        return BatchedTokenizer(tokenizer, self.settings, facts, record, answer=lambda encoded: encoded)
 
     def record(self, stats: BatchStats | None) -> None:
         """Count a batch; canaries are not work."""

@@ -15,7 +15,6 @@ from hiscore.scoring.text.batched_tokenizer import (
     EncodeStats,
     TextJob,
     batch_limits,
-    outputs,
 )
 from hiscore.scoring.text.text_inputs import read_text
 from hiscore.settings import TokenizerSettings
@@ -31,7 +30,7 @@ class TritonPythonModel:
         self.counts = CountsFeed(Counters(COUNTERS, start.labels))
         facts = read_facts(start.checkpoint, settings.max_context)
         tokenizer = load_tokenizer(start.checkpoint, facts.is_encoder)
-        self.tokenizer = BatchedTokenizer(tokenizer, settings, facts, self.record, outputs)
+        self.tokenizer = BatchedTokenizer(tokenizer, settings, facts, self.record)
         self.batcher: Batcher[TextJob] = Batcher(self.tokenizer, batch_limits(settings.max_queue))
         feeds = batcher_feeds(start.labels, self.batcher.totals, error_log)
         self.exporter = Exporter([self.counts, *feeds], start.labels)

@@ -1,10 +1,9 @@
-"""Requests that another batcher works on first: each is answered once, on the spot where both are idle."""
+"""Requests of Triton: each is answered once, on the spot where the batcher is idle."""
 
 import gc
 import importlib
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -13,9 +12,8 @@ from typing import Any
 import pytest
 
 from hiscore.batching import waiting
-from hiscore.batching.batched_model import BatchLimits, QueuedRequest, WholeJobs
+from hiscore.batching.batched_model import BatchLimits, WholeJobs
 from hiscore.batching.batcher import Batcher
-from hiscore.batching.stages import Staged, TwoStages
 from hiscore.errors import RequestError
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
@@ -23,12 +21,12 @@ MODULE = "hiscore.edge.triton_io"
 
 
 class Model:
-    """Answers a job with itself and its own name behind it; the last one, with a tensor of that."""
+    """Answers a job with a tensor of itself."""
 
     between = 0
+    async_launch = False
 
-    def __init__(self, name: str, async_launch: bool) -> None:
-        self.name, self.async_launch = name, async_launch
+    def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.threads: set[str] = set()
         self.gate = threading.Event()
@@ -44,11 +42,7 @@ class Model:
         assert self.gate.wait(TIMEOUT_S)
         self.batches.append(jobs)
         self.threads.add(threading.current_thread().name)
-        answers: list[Any] = [
-            RequestError(f"bad in {self.name}") if self.name in job else f"{job}-{self.name}" for job in jobs
-        ]
-        if self.name == "last":
-            answers = [each if isinstance(each, RequestError) else {"out": each} for each in answers]
+        answers = [RequestError("bad") if job == "bad" else {"out": f"{job}, done"} for job in jobs]
         yield SimpleNamespace(finish=lambda: answers, count=lambda: None)
 
     def join(self, job: str, answers: Any) -> Any:
@@ -113,139 +107,103 @@ def triton_io(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     sys.modules.pop(MODULE, None)
 
 
-class Both:
-    """Two batchers, the first of which computes on a thread of its own."""
+class Served:
+    """A model behind a batcher, as `execute` serves it."""
 
     def __init__(self, module: ModuleType, alone: bool) -> None:
-        self.module = module
-        self.first, self.last = Model("first", async_launch=False), Model("last", async_launch=True)
-        limits = BatchLimits(10, max_queue=2, max_alone_cost=int(alone))
-        self.texts, self.batcher = Batcher(self.first, limits), Batcher(self.last, limits)
+        self.module, self.model = module, Model()
+        self.batcher = Batcher(self.model, BatchLimits(10, max_queue=2, max_alone_cost=int(alone)))
 
-    def read(self, request: Request) -> Any:
+    def read(self, request: Request) -> str:
         if request.word == "unreadable":
             raise RequestError("unreadable")
-        if request.word.startswith("direct"):
-            return request.word
-        return Staged(request.word, self.then)
-
-    def then(self, answer: str) -> str:
-        if answer.startswith("misfit"):
-            raise RequestError("misfit")
-        if answer.startswith("broken"):
+        if request.word == "broken":
             raise ValueError("broken")
-        return answer
+        return request.word
 
     def serve(self, *requests: Request, timeout_s: float = 100.0) -> Any:
-        calls = TwoStages(self.texts, self.batcher)
-        return self.module.serve(requests, self.read, calls, timeout_s)
+        return self.module.serve(requests, self.read, self.batcher, timeout_s)
 
     def close(self) -> None:
-        self.texts.close()
         self.batcher.close()
 
 
 @pytest.fixture(params=[True, False], ids=["alone", "queued"])
-def both(request: pytest.FixtureRequest, triton_io: ModuleType) -> Both:
-    return Both(triton_io, request.param)
+def served(request: pytest.FixtureRequest, triton_io: ModuleType) -> Served:
+    return Served(triton_io, request.param)
 
 
 EXPECTED = {
-    "a": "a-first-last",
-    "direct": "direct-last",
+    "a": "a, done",
+    "bad": "bad",
     "unreadable": "unreadable",
-    "first": "bad in first",
-    "misfit": "misfit",
     "broken": "internal error, see the server's log",
-    "last": "bad in last",
 }
 
 
 @pytest.mark.parametrize("word", EXPECTED)
-def test_a_request_by_itself_is_answered_once(word: str, both: Both) -> None:
+def test_a_request_by_itself_is_answered_once(word: str, served: Served) -> None:
     request = Request(word)
-    returned = both.serve(request)
-    both.close()
+    returned = served.serve(request)
+    served.close()
     answers = [*(returned or ()), *(response for response, _ in request.sent)]
     assert answers == [EXPECTED[word]]
     ran_on_the_spot = returned is not None
-    good = word in ("a", "direct", "first", "last")
-    assert ran_on_the_spot == (good and both.texts._limits.max_alone_cost > 0)
+    assert ran_on_the_spot == (word in ("a", "bad") and served.batcher._limits.max_alone_cost > 0)
 
 
-def test_several_are_queued_and_each_is_answered_once(both: Both) -> None:
+def test_several_are_queued_and_each_is_answered_once(served: Served) -> None:
     requests = [Request(word) for word in EXPECTED]
-    both.first.gate.clear()
-    assert both.serve(*requests[:4]) is None  # two texts, for which there is room
-    # What needs no text waits for none.
-    wait_until(lambda: bool(requests[1].sent), lambda: "the direct one waits")
-    assert requests[0].sent == []
-    both.first.gate.set()
-    wait_until(lambda: bool(requests[0].sent and requests[3].sent), lambda: "a text was not answered")
-    assert both.serve(*requests[4:6]) is None
-    wait_until(lambda: all(each.sent for each in requests[4:6]), lambda: "a text was not answered")
-    assert both.serve(requests[6], Request("unreadable")) is None
-    both.close()
+    assert served.serve(*requests) is None
+    served.close()
     assert {each.word: [response for response, _ in each.sent] for each in requests} == {
         word: [answer] for word, answer in EXPECTED.items()
     }
     assert {flags for each in requests for _, flags in each.sent} == {1}
-    assert "MainThread" not in both.first.threads
+    assert "MainThread" not in served.model.threads
 
 
-def test_a_full_queue_of_texts_refuses_and_a_late_text_is_not_encoded(both: Both) -> None:
-    both.first.gate.clear()
+def test_a_full_queue_refuses_and_a_late_request_is_not_computed(served: Served) -> None:
+    served.model.gate.clear()
     running, late, waiting, refused = Request("b"), Request("c", timeout_us=1), Request("d"), Request("e")
-    both.serve(running, Request("unreadable"))
-    wait_until(lambda: len(both.texts._waiting) == 0, lambda: "it does not run")
-    both.serve(late, waiting, refused)
+    served.serve(running, Request("unreadable"))
+    wait_until(lambda: len(served.batcher._waiting) == 0, lambda: "it does not run")
+    served.serve(late, waiting, refused)
     wait_until(lambda: bool(refused.sent), lambda: "it is not refused")
     assert "the server is full" in refused.sent[0][0]
-    both.first.gate.set()
-    both.close()
-    assert running.sent[0][0] == "b-first-last"
-    assert waiting.sent[0][0] == "d-first-last"
+    served.model.gate.set()
+    served.close()
+    assert (running.sent[0][0], waiting.sent[0][0]) == ("b, done", "d, done")
     assert "Request timeout expired in the queue" in late.sent[0][0]
-    assert "c" not in {job for batch in both.first.batches for job in batch}
-    assert both.texts.totals.rejects == {"full": 1, "late": 1}
+    assert "c" not in {job for batch in served.model.batches for job in batch}
+    assert served.batcher.totals.rejects == {"full": 1, "late": 1}
 
 
-def test_a_deadline_holds_in_both_queues(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text that was encoded in time may be late all the same."""
-    submitted: list[QueuedRequest[str]] = []
-    monkeypatch.setattr(both.batcher, "submit", submitted.extend)
-    begin = time.monotonic()
-    both.serve(Request("a", timeout_us=5_000_000), Request("unreadable"))
-    end = time.monotonic()
-    both.close()
-    (request,) = submitted
-    assert request.job == "a-first"
-    assert begin + 5 <= request.deadline <= end + 5
-
-
-def test_a_text_whose_caller_has_gone_is_not_encoded(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_whose_caller_has_gone_is_not_computed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waiting, "POLL_AFTER_S", 0.0)
-    both.first.gate.clear()
+    served.model.gate.clear()
     running, gone = Request("b"), Request("c")
-    both.serve(running, Request("unreadable"))
-    wait_until(lambda: len(both.texts._waiting) == 0, lambda: "it does not run")
-    both.serve(gone, Request("unreadable"))
+    served.serve(running, Request("unreadable"))
+    wait_until(lambda: len(served.batcher._waiting) == 0, lambda: "it does not run")
+    served.serve(gone, Request("unreadable"))
     gone.sender.has_gone = True
-    both.first.gate.set()
-    both.close()
+    served.model.gate.set()
+    served.close()
     assert "the call was cancelled" in gone.sent[0][0]
-    assert both.first.batches == [["b"]]
+    assert served.model.batches == [["b"]]
 
 
 @pytest.mark.parametrize("word", sorted(set(EXPECTED) - {"broken"}))  # pytest keeps the error that was logged
-def test_a_request_that_is_answered_is_not_kept(word: str, both: Both) -> None:
+def test_a_request_that_is_answered_is_not_kept(word: str, served: Served) -> None:
     """Behind it is shared memory of the server."""
     gc.disable()
     try:
         request = Request(word)
         kept = weakref.ref(request)
-        returned = both.serve(request)
-        both.close()
+        returned = served.serve(request)
+        served.close()
         assert returned or request.sent
         del request
         assert kept() is None

@@ -29,21 +29,6 @@ def test_an_instance_alone_is_always_next_and_nobody_else_has_room() -> None:
         assert not board.others_have_room()
 
 
-def test_an_instance_has_the_loads_of_all_of_its_parts(tmp_path: Path) -> None:
-    first, second = boards(tmp_path, 2)
-    texts = first.part(0.25)
-    texts.publish(8.0)
-    second.publish(2.5)
-    assert [board.is_next for board in (first, second)] == [True, False]
-    first.publish(1.0)
-    assert [board.is_next for board in (first, second)] == [False, True]
-    texts.publish(math.inf)
-    assert not second.others_have_room()
-    assert texts.others_have_room()
-    texts.publish(0.0)
-    assert [board.is_next for board in (first, second)] == [True, False]
-
-
 def test_those_with_the_least_to_do_are_next(tmp_path: Path) -> None:
     first, second, third = boards(tmp_path, 3)
     assert [board.is_next for board in (first, second, third)] == [True, True, True]

@@ -7,8 +7,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from hiscore.batching.batched_model import Part
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.requests.layout import unpack
 from hiscore.scoring.text import batched_tokenizer
-from hiscore.scoring.text.batched_tokenizer import MAX_BATCH_BYTES, BatchedTokenizer, EncodeStats, outputs
+from hiscore.scoring.text.batched_tokenizer import MAX_BATCH_BYTES, BatchedTokenizer, EncodeStats
 from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.text_encoder import TextEncoder
@@ -27,7 +28,7 @@ def letters() -> TextTokenizer:
 
 def test_a_batch_from_texts_to_tensors() -> None:
     records: list[EncodeStats] = []
-    model = BatchedTokenizer(letters(), Limits(), FACTS, records.append, outputs)
+    model = BatchedTokenizer(letters(), Limits(), FACTS, records.append)
     requests = [
         TextRequest("ab", ["c", "ca"], label_token_ids=np.array([1], np.int32)),
         TextRequest("ab", ["c"] * 3, labels=["ab"]),
@@ -56,7 +57,7 @@ def test_a_batch_from_texts_to_tensors() -> None:
 def test_a_large_text_is_a_batch_of_its_own_and_planned_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """To plan it takes long, and the thread that reads requests has others to read."""
     records: list[EncodeStats] = []
-    model = BatchedTokenizer(letters(), limits_of(30), FACTS, records.append, lambda each: each)
+    model = BatchedTokenizer(letters(), limits_of(30), FACTS, records.append)
     requests = [
         TextRequest("ab", ["c"], labels=["a"]),
         TextRequest("abcabcab", ["c", "a", "b"], labels=["a"]),
@@ -67,8 +68,10 @@ def test_a_large_text_is_a_batch_of_its_own_and_planned_in_it(monkeypatch: pytes
     assert [job.plan is None for job in jobs] == [False, True, True]
     assert [model.cost(job) for job in jobs] == [4, MAX_BATCH_BYTES, MAX_BATCH_BYTES]
     first, second, refused = next(model.launch(jobs)).finish()
-    assert first.prompt.tokens.tolist() == [0, 1, 2]
-    assert second.prompt.tokens.tolist() == [*[0, 1, 2] * 2, 0, 1, 2, 0, 1]
+    found = [
+        unpack(each["input_ids"][0], each["delimiter_indices"][0]).tokens.tolist() for each in (first, second)
+    ]
+    assert found == [[0, 1, 2], [*[0, 1, 2] * 2, 0, 1, 2, 0, 1]]
     assert "must be encoded again with each of 4 items, 32 bytes in all" in refused.message
     with pytest.raises(RequestError, match="hold 31 bytes"):
         model.job(TextRequest("a" * 29, ["c"], labels=["a"]))
