@@ -26,6 +26,9 @@ code 2 and a message that names the variable. A variable that was a setting once
 what to do in its place.
 
 `auto` chooses by the checkpoint and the machine, `off` does without.
+
+A tritonserver without our launcher reads those of its models, too: from `config.pbtxt` or its environment
+([triton.md](triton.md#settings)).
 """
 FIRST = "You will set these"
 OFTEN_SET = (

@@ -1,4 +1,4 @@
-"""What a model knows when Triton starts it: its settings, its checkpoint, its device and its server."""
+"""The start of a model: its settings, its checkpoint, its device and its server."""
 
 import json
 import os
@@ -20,8 +20,8 @@ class ModelStart(Generic[AnySettings]):
     """A model's settings and its place in the server.
 
     Attributes:
-        name: What the model is called in the repository, which may be a copy under another name.
-        capabilities: What the checkpoint can serve.
+        name: Name of the model in the repository, which may be that of a copy.
+        capabilities: Models that the checkpoint can serve.
         directory: The run directory of the server.
     """
 

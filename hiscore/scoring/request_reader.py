@@ -1,18 +1,21 @@
-"""Triton's requests to the scorer as the requests that are computed."""
+"""Requests of Triton, by token ids and by text, as those that are computed and encoded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from hiscore.edge.triton_io import parameters, request_id, required_tensor
+from hiscore.edge.triton_io import parameters, request_id, required_tensor, strings, tensor
+from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.parameters import one_row
 from hiscore.scoring.requests.layout import unpack
-from hiscore.scoring.requests.options import parse_options
+from hiscore.scoring.requests.options import ScoreOptions, parse_options
 from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.requests.validation import check_labels, check_prompt
+from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import CANARY_ID, Limits
 
 INPUTS = ("input_ids", "delimiter_indices", "label_token_ids")
@@ -20,7 +23,7 @@ INPUTS = ("input_ids", "delimiter_indices", "label_token_ids")
 
 @dataclass(frozen=True)
 class RequestReader:
-    """Reads and validates requests, and copies all that they hold.
+    """Reads and validates requests by token ids, and copies all that they hold.
 
     `to_compute` turns a validated prompt into what is computed.
     """
@@ -42,3 +45,29 @@ class RequestReader:
         items = len(prompt.item_lengths)
         labels = check_labels(labels, self.limits, self.facts, options.label_counts, items).copy()
         return ScoreRequest.of(self.to_compute(prompt), labels, options, request_id(request) == CANARY_ID)
+
+
+def read_text(request: Any, options: ScoreOptions) -> TextRequest:
+    """Read a request in text; all that it holds is copied.
+
+    Raises:
+        RequestError: An input is missing, has another shape or dtype, or is not UTF-8.
+    """
+    query, items = (one_row(name, required_tensor(request, name), np.object_) for name in ("query", "items"))
+    if len(query) != 1:
+        raise RequestError(f"'query' must be one string, not {len(query)}")
+    labels, label_ids = _row(request, "labels", np.object_), _row(request, "label_token_ids", np.int32)
+    return TextRequest(
+        query=strings(query, "query")[0],
+        items=strings(items, "items"),
+        labels=None if labels is None else strings(labels, "labels"),
+        label_token_ids=None if label_ids is None else label_ids.copy(),
+        label_counts=options.label_counts,
+        item_first=options.item_first,
+        text_bytes=sum(sum(map(len, texts)) for texts in (query, items, labels) if texts is not None),
+    )
+
+
+def _row(request: Any, name: str, dtype: npt.DTypeLike) -> Any:
+    values = tensor(request, name)
+    return None if values is None else one_row(name, values, dtype)

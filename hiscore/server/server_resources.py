@@ -10,7 +10,7 @@ from hiscore.server.progress import Advance, Progress, no_progress
 from hiscore.server.shared_weights import SharedWeights
 
 SHARERS = ("scorer", "decode")
-"""How the names of models begin that have the same weights, if they compute with the same numbers."""
+"""Beginnings of the names of models that have the same weights, if they compute with the same numbers."""
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,7 @@ def test_400_questions_are_each_as_alone(plain: Api) -> None:
     assert abs(probabilities(answers[0])[0] - probabilities(answers[1])[0]) > EXACT
 
 
+@pytest.mark.exhaustive  # a minute
 def test_many_options_have_labels_of_two_letters(api: Api, smollm: Path) -> None:
     many = [(str(index), None) for index in range(255)]
     questions = [choice(many), choice(many[:27])]

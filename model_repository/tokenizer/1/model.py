@@ -8,6 +8,7 @@ from hiscore.edge.metrics import Counters
 from hiscore.edge.start import read_start
 from hiscore.edge.triton_io import error_log, parameters, serve
 from hiscore.models.facts import read_facts
+from hiscore.scoring.request_reader import read_text
 from hiscore.scoring.requests.options import parse_options
 from hiscore.scoring.text.batched_tokenizer import (
     COUNTERS,
@@ -16,7 +17,6 @@ from hiscore.scoring.text.batched_tokenizer import (
     TextJob,
     batch_limits,
 )
-from hiscore.scoring.text.text_inputs import read_text
 from hiscore.settings import TokenizerSettings
 from hiscore.tokenization.tokenizer import load_tokenizer
 

@@ -151,8 +151,8 @@ def test_a_selection_is_taken_as_it_is() -> None:
     ("requested", "capabilities", "message"),
     [
         ("scorer,decoder", EVERYTHING, "MODELS names 'decoder': known are score, tokenizer, scorer, decode"),
-        ("score", EVERYTHING, "MODELS names score, which needs scorer"),
-        ("score,tokenizer", EVERYTHING, "MODELS names score, which needs scorer"),
+        ("score", EVERYTHING, "MODELS names score, which needs tokenizer and scorer"),
+        ("score,tokenizer", EVERYTHING, "MODELS names score, which needs tokenizer and scorer"),
         ("tokenizer", NO_TOKENIZER, r"no model is left to serve \(tokenizer: no file\)"),
         ("", TOKENIZER_ALONE, r"no model is left to serve \(score: no scorer; scorer: odd; decode: odd\)"),
         ("scorer,tokenizer", TOKENIZER_ALONE, r"no model is left to serve \(scorer: odd\)"),
