@@ -4,6 +4,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +18,14 @@ from tests.server.test_score_parity import CASES, LABELS, truth
 from tests.server.wire import WAYS, Refused, score_texts
 from tests.support import tiny_models, tiny_tokenizers
 from tests.support.comparison import check
-from tests.support.timeouts import wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.server
 
 OURS = ("score", "tokenizer", "scorer", "decode")
 OF_OTHER = ("score", "tokenizer", "scorer")
 PROMPT = {"input_ids": [5, 6, 7]}
+EXAMPLES = Path(__file__).resolve().parents[2] / "client/examples/tritonclients"
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +53,10 @@ def repository(other_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def plain(repository: Path, tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainTriton]:
+def plain(repository: Path, smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainTriton]:
+    """Without MODEL, so that the default model is served."""
     directory = tmp_path_factory.mktemp("plain")
-    settings = {"MODEL": str(tiny_lm), "HOST_KV_BYTES": str(2**26), "QUERY_CACHE_BYTES": str(2**24)}
+    settings = {"MAX_CONTEXT": "512", "HOST_KV_BYTES": str(2**27), "QUERY_CACHE_BYTES": str(2**24)}
     # A test kills a model, for whose last request Triton would wait at its end.
     flags = ["--disable-auto-complete-config", "--exit-timeout-secs=2"]
     flags += ["--model-control-mode=explicit", "--load-model=*"]
@@ -62,16 +66,15 @@ def plain(repository: Path, tiny_lm: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_checkpoints_score_beside_each_other(
-    way: str, plain: PlainTriton, tiny_lm: Path, other_lm: Path
+    way: str, plain: PlainTriton, smollm: Path, other_lm: Path
 ) -> None:
     query, items, item_first = CASES["merges-over-the-boundary"]
-    of_both = {"score": tiny_lm, "scorer": tiny_lm, "score_de": other_lm, "scorer_de": other_lm}
-    for model, checkpoint in of_both.items():
+    for model, checkpoint in {"score": smollm, "score_de": other_lm}.items():
         answer = score_texts(plain, query, items, LABELS, way, model=model)
         check(answer.scores, truth(checkpoint, query, items, LABELS, item_first), over_vocabulary=True)
     # The control: each would fail the other's check.
     with pytest.raises(AssertionError):
-        check(answer.scores, truth(tiny_lm, query, items, LABELS, item_first), over_vocabulary=True)
+        check(answer.scores, truth(smollm, query, items, LABELS, item_first), over_vocabulary=True)
 
 
 def test_the_ensemble_hands_ids_and_delimiters_from_step_to_step(plain: PlainTriton) -> None:
@@ -150,14 +153,26 @@ def test_a_wrong_parameter_is_named_and_leaves_the_others_alone(
     score_texts(plain, "a", ["b"], LABELS, model="score")
 
 
-def test_parameters_of_a_load_are_in_force(plain: PlainTriton) -> None:
-    plain.control("tokenizer_de", "load", {"MAX_ITEMS": "2", "MODEL": plain_model(plain)})
+def test_parameters_of_a_load_are_in_force(plain: PlainTriton, other_lm: Path) -> None:
+    plain.control("tokenizer_de", "load", {"MAX_ITEMS": "2", "MODEL": str(other_lm)})
     with pytest.raises(Refused, match="at most 2"):
         score_texts(plain, "a", ["b"] * 3, LABELS, model="tokenizer_de")
 
 
-def plain_model(plain: PlainTriton) -> str:
-    return Path(f"/proc/{plain.process.pid}/environ").read_text().partition("\0MODEL=")[2].partition("\0")[0]
+@pytest.mark.parametrize(
+    ("example", "port", "says"),
+    [
+        ("score_http", 0, r"0\.\d{3} an apple"),
+        ("score_http_aio", 0, r"tool: apple 0\.\d{3}, hammer 0\.\d{3}"),
+        ("tokens_grpc", 1, r"0\.\d{3} a pear"),
+        ("score_grpc_aio", 1, r"planet: apple 0\.\d{3}, hammer 0\.\d{3}"),
+        ("stream_grpc", 1, "Paris"),
+    ],
+)
+def test_an_example_of_tritonclient_runs(example: str, port: int, says: str, plain: PlainTriton) -> None:
+    command = [sys.executable, str(EXAMPLES / f"{example}.py"), f"127.0.0.1:{plain.ports[port]}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert re.search(says, done.stdout), done.stdout + done.stderr
 
 
 def test_a_model_that_dies_stays_dead_and_the_others_go_on(plain: PlainTriton) -> None:
