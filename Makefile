@@ -30,7 +30,7 @@ $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 	@test -n "$(PIP_EXTRA_INDEX_URL)" || ls /dev/nvidia[0-9]* >/dev/null 2>&1 || \
 		echo "This machine has no NVIDIA GPU. Without CUDA the download is gigabytes smaller: make install $(CPU_TORCH)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --constraint requirements.lock \
-		--editable '.[server,dev,perf]' --editable './client[cli,offline]'
+		--editable '.[triton,server,dev,perf]' --editable './client[cli,offline]'
 	@touch $@
 
 demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserver

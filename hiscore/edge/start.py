@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
 from hiscore.checkpoint import resolve
 from hiscore.logs import configure_model
 from hiscore.models.errors import UnsupportedCheckpoint
@@ -53,7 +56,9 @@ def read_start(settings: type[AnySettings], args: dict[str, str]) -> ModelStart[
         ValueError: A setting is wrong; the message names it.
         CheckpointError: There is no such checkpoint.
         UnsupportedCheckpoint: This model cannot serve it.
+        RuntimeError: Triton cannot read the installed NumPy's arrays.
     """
+    check_numpy()
     config = json.loads(args["model_config"])
     read = read_settings(settings, config)
     configure_model(read.log_format, args["model_name"])
@@ -72,6 +77,21 @@ def read_start(settings: type[AnySettings], args: dict[str, str]) -> ModelStart[
         run_directory(os.getppid()),
         Path(args["model_repository"]),
     )
+
+
+def check_numpy() -> None:
+    """Refuse a NumPy whose arrays Triton's Python backend misreads, as old ones do with NumPy 2.
+
+    Raises:
+        RuntimeError: Outputs would be empty or wrong; the message names both versions.
+    """
+    sent = pb_utils.Tensor("probe", np.arange(3, dtype=np.int32))
+    if pb_utils.Tensor.from_dlpack("probe", sent.to_dlpack()).as_numpy().tolist() != [0, 1, 2]:
+        triton = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "of this version")
+        raise RuntimeError(
+            f"the Python backend of Triton {triton} cannot read the arrays of NumPy {np.__version__}: install "
+            "another NumPy for the first python3 on PATH (pip install 'numpy<2')"
+        )
 
 
 def instance_of(args: dict[str, str], config: Any) -> Instance:

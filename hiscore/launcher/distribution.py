@@ -121,7 +121,7 @@ def _wheel() -> Distribution:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise LaunchError(
-            "no tritonserver found: install one with `pip install '.[server]'` in a checkout of hiscore, "
+            "no tritonserver found: install one with `pip install '.[triton,server]'` in a checkout of hiscore, "
             "or set TRITONSERVER, TRITON_BACKENDS and TRITON_LIBS"
         )
     package = Path(spec.origin).parent

@@ -32,7 +32,7 @@ WHEEL_VERSION = (2, 51)
 def check_installation(settings: ServeSettings, distribution: Distribution) -> None:
     """Run the checks of what is installed, the cheap ones first; raises `LaunchError`."""
     check_exposure(settings, distribution)
-    check_numpy(metadata.version("numpy"))
+    check_numpy(metadata.version("numpy"), distribution)
     check_python(SCRIPTS)
     check_libraries(distribution)
 
@@ -69,11 +69,11 @@ def triton_version(distribution: Distribution) -> tuple[int, int] | None:
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
-def check_numpy(version: str) -> None:
-    """Refuse NumPy 2, with which the stub silently returns empty tensors."""
-    if int(version.split(".")[0]) >= 2:
+def check_numpy(version: str, distribution: Distribution) -> None:
+    """Refuse NumPy 2 for the wheel's Triton before a model does (`edge.start`)."""
+    if distribution.is_wheel and int(version.split(".")[0]) >= 2:
         raise LaunchError(
-            f"NumPy {version} is installed: Triton's Python stub needs NumPy below 2, "
+            f"NumPy {version} is installed: the Python backend of nvidia-pytriton's Triton needs NumPy below 2, "
             "or it returns empty outputs. Run: pip install 'numpy<2'"
         )
 

@@ -18,10 +18,13 @@ from hiscore.launcher.preflight import (
 from hiscore.settings import ServeSettings
 
 
-def test_numpy_2_is_refused() -> None:
-    preflight.check_numpy("1.26.4")
+def test_numpy_2_is_refused_for_the_wheel(tmp_path: Path) -> None:
+    wheel = Distribution(tmp_path, tmp_path, tmp_path, (), is_wheel=True)
+    preflight.check_numpy("1.26.4", wheel)
     with pytest.raises(LaunchError, match=r"NumPy 2\.1\.0 .*numpy<2"):
-        preflight.check_numpy("2.1.0")
+        preflight.check_numpy("2.1.0", wheel)
+    # A model of another Triton finds out by itself.
+    preflight.check_numpy("2.1.0", release(tmp_path, "2.72.0"))
 
 
 def test_little_shared_memory_is_refused() -> None:

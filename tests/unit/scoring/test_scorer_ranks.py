@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from hiscore.parallel.shard import Shard
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
 from hiscore.server.host import available_host_bytes
-from hiscore.server.server_resources import ServerResources
+from hiscore.server.server_resources import Instance, ServerResources
 from tests.support import quantised, rank_work, tiny_models
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens
@@ -157,17 +158,22 @@ def test_the_rank_named_is_one_that_has_no_room_beside_the_others(ranks: Ranks, 
     checkpoint = tiny_models.make("llama", tmp_path / "checkpoint")
     server = os.getpid()
 
-    def start(share: float) -> dict[str, int]:
+    def start(share: float) -> dict[str, Any]:
         """Start with pools of a share of the free memory each; returns what has been claimed."""
         directory = tmp_path / str(share)
         directory.mkdir()
-        resources = ServerResources.in_server(directory, "scorer", server)
+        resources = ServerResources.in_server(directory, "scorer", server, Instance(), False, server)
         pool = int(share * available_host_bytes())
         try:
             load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, pool, leader=ranks, resources=resources)
         finally:
-            ledger = json.loads((directory / f"memory-{server}.json").read_text())
-        claims: dict[str, int] = ledger["host"]["claims"]
+            claims = claims_in(directory)
+        return claims
+
+    def claims_in(directory: Path) -> dict[str, Any]:
+        """Lines by owner: all ranks claim for the process of the first."""
+        ledger = json.loads((directory / f"memory-{server}.json").read_text())
+        claims: dict[str, Any] = ledger["host"]["claims"][str(server)]
         return claims
 
     with pytest.raises(RankError) as refused:
@@ -175,7 +181,7 @@ def test_the_rank_named_is_one_that_has_no_room_beside_the_others(ranks: Ranks, 
     message = str(refused.value)
     found = re.match(r"rank (\d) of \d: .*host has .* left, .* are needed: keys and values", message)
     assert found, message
-    claims = json.loads((tmp_path / f"0.6/memory-{server}.json").read_text())["host"]["claims"]
+    claims = claims_in(tmp_path / "0.6")
     assert len(claims) == 1
     assert not any(owner.endswith(f"rank {found[1]}") for owner in claims)
     assert len(start(0.05)) == ranks.rank.shard.ranks
