@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from hypothesis import HealthCheck, settings
+
+SLOW_ROWS = 2
+"""Rows of a slow matrix that make test tries."""
 
 if not torch.cuda.is_available():
     # Without a GPU, kernels run in Triton's interpreter; it is chosen when a kernel is defined.
@@ -33,6 +37,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shared machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the later rows of slow matrices to make test-all, but for those of families (tests/README.md)."""
+    rows: Counter[str] = Counter()
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given and item.get_closest_marker("slow") and "family" not in given.params:
+            name = item.nodeid.partition("[")[0]
+            rows[name] += 1
+            if rows[name] > SLOW_ROWS:
+                item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ SCORER: dict[str, Case] = {
         r"'input_ids' holds 51000 tokens: at most 50000",
     ),
     "labels left out": ({"label_token_ids": None}, {}, r"'label_token_ids' is missing"),
-    "labels in text": ({"labels": [" Yes"]}, {}, r"'input_ids' and 'labels' were both sent"),
+    "labels in text": ({"labels": [" Yes"]}, {}, r"'labels'"),
     "unknown input": ({"prompt": [" Yes"]}, {}, r"'prompt'"),
 }
 SCORE: dict[str, Case] = {

@@ -2,9 +2,11 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import SLOW_ROWS
 from tests.support.durations import Record, load, seconds_of, tier
 
 ROOT = Path(__file__).parents[3]
@@ -25,6 +27,16 @@ def test_they_stay_within_their_budgets(request: pytest.FixtureRequest) -> None:
     sums = seconds_of(tests, load())
     assert sums["fast"] < FAST, "mark tests as `slow` or make them faster, then: make durations"
     assert sums["fast"] + sums["slow"] < UNMARKED, "mark tests as `exhaustive` or make them faster"
+
+
+def test_make_test_tries_two_rows_of_a_slow_matrix(request: pytest.FixtureRequest) -> None:
+    rows = Counter(
+        item.nodeid.partition("[")[0]
+        for item in request.session.items
+        if "family" not in getattr(item, "callspec", SimpleNamespace(params={"family"})).params
+        and tier({mark.name for mark in item.iter_markers()}) == "slow"
+    )
+    assert all(count <= SLOW_ROWS for count in rows.values())
 
 
 RECORD: Record = {"a": {"fast": (10, 1.0), "slow": (2, 11.0)}, "b": {"fast": (8, 8.0)}}
