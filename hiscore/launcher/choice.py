@@ -14,7 +14,7 @@ from hiscore.launcher.early_checks import check_early
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.preflight import SHM_BYTES
 from hiscore.launcher.repository import Change, changes, num_instances, select
-from hiscore.models.support import choose_selector, servable
+from hiscore.models.support import ENSEMBLES, choose_selector, label_names, servable
 from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
     log.info("serving %s from %s on %s (%s)", ", ".join(models), directory, device, reason)
     if device == "cpu":
         log.info("two errors of Triton about CUDA follow, which mean no more than that: there is no GPU")
-    processes = {"score": 0, "tokenizer": 1}
+    processes = {"tokenizer": 1, **dict.fromkeys(ENSEMBLES, 0)}
     instances = sum(processes.get(model, num_instances(settings, device)) for model in models)
     preflight.check_shared_memory(instances * SHM_BYTES, preflight.free_shared_memory())
     if "decode" in models:
@@ -69,4 +69,11 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
             choose_selector(settings.selector, capabilities.selectors)
         except ValueError as error:
             raise LaunchError(str(error)) from None
-    return Choice(directory, models, left_out, device, distribution, changes(settings, device, models))
+    return Choice(
+        directory,
+        models,
+        left_out,
+        device,
+        distribution,
+        changes(settings, device, models, label_names(directory)),
+    )

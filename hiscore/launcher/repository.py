@@ -9,15 +9,15 @@ from typing import Literal
 
 from hiscore.launcher.device_choice import has_gpus, visible_gpus
 from hiscore.launcher.errors import LaunchError
-from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
+from hiscore.models.support import ENSEMBLES, MODELS, Capabilities
 from hiscore.settings import MODEL_SETTINGS, ServeSettings
 from hiscore.settings.models import variables
 
 SHIPPED = Path(__file__).resolve().parents[2] / "model_repository"
-CONFIG = "config.pbtxt"
+CONFIG, LABELS = "config.pbtxt", "labels.txt"
 BATCH_CALLS = re.compile(r"^max_batch_size: (\d+)$", re.MULTILINE)
 STEPS = {"tokenizer", "scorer"}
-"""The models that `score` calls."""
+"""The models that ensembles call."""
 SHARED_BATCH_CALLS = 8
 """Calls that Triton hands at once to one of several scorers: the others must get some of those that wait, too."""
 
@@ -29,10 +29,12 @@ class Change:
     Attributes:
         batch_calls: ``max_batch_size``; None: as shipped.
         instances: The ``instance_group``; empty: Triton's default, one on each GPU, else one on the CPU.
+        labels: Names for ``labels.txt``; empty: as shipped.
     """
 
     batch_calls: int | None = None
     instances: str = ""
+    labels: tuple[str, ...] = ()
 
 
 def shipped() -> Path:
@@ -54,14 +56,18 @@ def write_repository(source: Path, target: Path, changes: Mapping[str, Change]) 
             )
         text = config.read_text(encoding="utf-8")
         changed = changed_config(text, change)
-        if changed == text:
+        own = {CONFIG: changed} if changed != text else {}
+        if change.labels:
+            own[LABELS] = "".join(f"{' '.join(name.split())}\n" for name in change.labels)
+        if not own:
             (target / model).symlink_to(config.parent.resolve())
             continue
         (target / model).mkdir()
         for part in config.parent.iterdir():
-            if part.name != CONFIG:
+            if part.name not in own:
                 (target / model / part.name).symlink_to(part.resolve())
-        (target / model / CONFIG).write_text(changed, encoding="utf-8")
+        for name, contents in own.items():
+            (target / model / name).write_text(contents, encoding="utf-8")
 
 
 def changed_config(text: str, change: Change) -> str:
@@ -75,15 +81,19 @@ def changed_config(text: str, change: Change) -> str:
 
 
 def changes(
-    settings: ServeSettings, device: Literal["cpu", "cuda"], models: tuple[str, ...]
+    settings: ServeSettings,
+    device: Literal["cpu", "cuda"],
+    models: tuple[str, ...],
+    labels: tuple[str, ...] = (),
 ) -> dict[str, Change]:
-    """Find what the settings change in each model's config."""
+    """Find what the settings, and the names of a classifier's labels, change in each model's directory."""
     several = num_instances(settings, device) > 1
     calls = min(settings.max_batch_calls, SHARED_BATCH_CALLS) if several else settings.max_batch_calls
     instances = instances_on(device, settings.tensor_parallel, settings.cpu_instances)
     of_models = {
         # No ensemble may have larger batches than its step.
         "score": Change(calls),
+        "classify": Change(calls, labels=labels),
         "tokenizer": Change(settings.max_batch_calls),
         "scorer": Change(calls, instances),
         "decode": Change(instances=instances),
@@ -123,19 +133,18 @@ def instances_on(device: Literal["cpu", "cuda"], ranks: int, on_cpu: int) -> str
 def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...], dict[str, str]]:
     """Choose the models to load, and give the reason for each requested one that is left out.
 
-    `requested` has names separated by commas; empty: the default models.
+    `requested` has names separated by commas; empty: all, but `classify` for classifiers alone.
 
     Raises:
         LaunchError: An unknown name, an ensemble without its steps, or nothing is left.
     """
-    names = (
-        tuple(dict.fromkeys(filter(None, (name.strip() for name in requested.split(","))))) or DEFAULT_MODELS
-    )
+    served = tuple(name for name in MODELS if name != "classify" or name in capabilities.models)
+    names = tuple(dict.fromkeys(filter(None, (name.strip() for name in requested.split(","))))) or served
     unknown = sorted(set(names) - set(MODELS))
     if unknown:
         raise LaunchError(f"MODELS names '{unknown[0]}': known are {', '.join(MODELS)}")
-    if "score" in names and not set(names) >= STEPS:
-        raise LaunchError("MODELS names score, which needs tokenizer and scorer: name all three")
+    if (ensembles := set(names) & set(ENSEMBLES)) and not set(names) >= STEPS:
+        raise LaunchError(f"MODELS names {min(ensembles)}, which needs tokenizer and scorer: name all three")
     left_out = {name: capabilities.left_out[name] for name in names if name not in capabilities.models}
     chosen = tuple(name for name in names if name not in left_out)
     # A tokenizer alone is served only to those who ask for it alone.

@@ -13,8 +13,9 @@ from hiscore.models.rules import CAUSAL_RULE, COMMON_RULES, UNIDIRECTIONAL_RULE,
 from hiscore.models.text_towers import TEXT_TOWERS, text_config
 from hiscore.settings import Selector
 
-MODELS = ("score", "tokenizer", "scorer", "decode")
-DEFAULT_MODELS = MODELS
+MODELS = ("score", "classify", "tokenizer", "scorer", "decode")
+ENSEMBLES = ("score", "classify")
+"""Models without a process of their own: `tokenizer`, then `scorer`."""
 TOKENIZER_FILE = "tokenizer.json"
 UNCONVERTED_TOKENIZERS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
 """Files from which transformers can make a TOKENIZER_FILE, with libraries that serving does without."""
@@ -85,7 +86,9 @@ def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
     if reason := unscorable(config) or undividable(config, ranks):
         left_out["scorer"] = reason
     if left_out:
-        left_out["score"] = f"it needs the {' and the '.join(left_out)}"
+        left_out |= dict.fromkeys(ENSEMBLES, f"it needs the {' and the '.join(left_out)}")
+    elif not is_classifier(config.get("architectures")):
+        left_out["classify"] = "a language model has no labels of its own, 'score' takes them with each call"
     if reason := undecodable(config) or undividable(config, ranks):
         left_out["decode"] = reason
     family = family_of(config)
@@ -147,6 +150,15 @@ def undecodable(config: Config) -> str | None:
 def is_classifier(architectures: Sequence[str] | None) -> bool:
     """True if `architectures`, as config.json has them, name a sequence classifier."""
     return bool(architectures and architectures[0].endswith(CLASSIFIER))
+
+
+def label_names(checkpoint: Path) -> tuple[str, ...]:
+    """Names of a classifier's labels, in order: LABEL_0 and so on for those without one, as in transformers."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    if not is_classifier(config.get("architectures")):
+        return ()
+    named = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
+    return tuple(named.get(number, f"LABEL_{number}") for number in range(max(named, default=-1) + 1))
 
 
 def has_tokenizer(checkpoint: Path) -> bool:

@@ -59,17 +59,21 @@ class LaunchedScores:
         record: Callable[[BatchStats | None], None],
     ) -> None:
         self._only_canaries = all(request.is_canary for request in requests)
-        self._pending, self._record = pending, record
+        self._requests, self._pending, self._record = requests, pending, record
 
     def finish(self) -> list[Outputs | RequestError]:
         answers, self._stats = self._pending.result()
-        return [answer if isinstance(answer, RequestError) else outputs(answer) for answer in answers]
+        return [
+            answer if isinstance(answer, RequestError) else outputs(request, answer)
+            for request, answer in zip(self._requests, answers, strict=True)
+        ]
 
     def count(self) -> None:
         self._record(None if self._only_canaries else self._stats)
 
 
-def outputs(scores: Scores) -> Outputs:
+def outputs(request: ScoreRequest, scores: Scores) -> Outputs:
     """The response tensors, with Triton's leading batch dimension."""
     usage = np.array([[scores.prompt_tokens, scores.cached_tokens]], np.int32)
-    return {"scores": scores.scores[None], "usage": usage}
+    found = {"probabilities": scores.scores} if request.as_row else {"scores": scores.scores[None]}
+    return {**found, "usage": usage}

@@ -1,7 +1,7 @@
 """Requests of Triton, by token ids and by text, as those that are computed and encoded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,21 @@ class RequestReader:
             RequestError: It cannot be computed; the message names the input or the parameter.
         """
         options = parse_options(parameters(request))
+        # A caller who names no outputs is taken to have named all.
+        asked = request.requested_output_names()
+        as_row = "probabilities" in asked and "scores" not in asked
+        if as_row:
+            options = replace(options, apply_softmax=True, raw_logits=False)
         ids, indices, labels = (one_row(name, required_tensor(request, name), np.int32) for name in INPUTS)
         prompt = unpack(ids, indices)
         check_prompt(prompt, self.limits, self.facts)
         items = len(prompt.item_lengths)
+        if as_row and items != 1:
+            raise RequestError(f"'probabilities' are of one item, not of {items}: ask for 'scores'")
         labels = check_labels(labels, self.limits, self.facts, options.label_counts, items).copy()
-        return ScoreRequest.of(self.to_compute(prompt), labels, options, request_id(request) == CANARY_ID)
+        is_canary = request_id(request) == CANARY_ID
+        made = ScoreRequest.of(self.to_compute(prompt), labels, options, is_canary)
+        return replace(made, as_row=True) if as_row else made
 
 
 def read_text(request: Any, options: ScoreOptions) -> TextRequest:
@@ -53,7 +62,15 @@ def read_text(request: Any, options: ScoreOptions) -> TextRequest:
     Raises:
         RequestError: An input is missing, has another shape or dtype, or is not UTF-8.
     """
-    query, items = (one_row(name, required_tensor(request, name), np.object_) for name in ("query", "items"))
+    text = _row(request, "text", np.object_)
+    if text is None:
+        query, items = (
+            one_row(name, required_tensor(request, name), np.object_) for name in ("query", "items")
+        )
+    elif tensor(request, "query") is None and tensor(request, "items") is None:
+        query, items = np.array([b""], np.object_), text
+    else:
+        raise RequestError("'text' was sent with 'query' or 'items': it stands for both")
     if len(query) != 1:
         raise RequestError(f"'query' must be one string, not {len(query)}")
     labels, label_ids = _row(request, "labels", np.object_), _row(request, "label_token_ids", np.int32)

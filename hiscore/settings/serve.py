@@ -33,7 +33,7 @@ class ModelChoice(Settings):
 
     models: Annotated[str, AUTO_TEXT] = Field(
         default="",
-        description="models to load, separated by commas: `score`, `tokenizer`, `scorer`, `decode`; "
+        description="models to load, separated by commas: `score`, `classify`, `tokenizer`, `scorer`, `decode`; "
         "auto: all that the checkpoint can serve",
     )
     device: Device = Field(default="auto", description="auto: a GPU if there is one")

@@ -22,7 +22,7 @@ from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.server
 
-OURS = ("score", "tokenizer", "scorer", "decode")
+OURS = ("score", "classify", "tokenizer", "scorer", "decode")
 OF_OTHER = ("score", "tokenizer", "scorer")
 PROMPT = {"input_ids": [5, 6, 7]}
 EXAMPLES = Path(__file__).resolve().parents[2] / "client/examples/tritonclients"

@@ -3,12 +3,15 @@
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
 from tests.server.conftest import StartServer
-from tests.server.wire import WAYS, score_texts, score_tokens
+from tests.server.wire import WAYS, Refused, score_texts, score_tokens
 from tests.support import tiny_models, tiny_tokenizers
 from tests.support.comparison import check, truth_of
 from tests.support.strategies import Tokens
@@ -71,3 +74,50 @@ def test_control_other_items_fail_the_same_check(
     found = score_tokens(classifier, Tokens(call.query, call.items[::-1]), columns=columns[1])
     with pytest.raises(AssertionError):
         check(found.scores, truth_of(checkpoint).scores(call.query, call.items))
+
+
+def test_classify_is_one_text_and_one_row_of_probabilities(
+    classifier: Server, checkpoint: Path, columns: tuple[str, int]
+) -> None:
+    text = QUERY + ITEMS[0]
+    ids = tokenizer_of(checkpoint)(text)["input_ids"]
+    (expected,) = truth_of(checkpoint).scores([], [ids], apply_softmax=True)
+    for way in WAYS.values():
+        found = way(classifier, "classify", {"text": [text]}, {})["probabilities"].ravel()
+        np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
+    # The control: another text has others.
+    other = WAYS["grpc"](classifier, "classify", {"text": [QUERY]}, {})["probabilities"].ravel()
+    assert np.abs(other - expected).max() > 1e-3
+
+
+def test_the_likeliest_labels_come_with_their_names(
+    classifier: Server, checkpoint: Path, columns: tuple[str, int]
+) -> None:
+    text = InferInput("text", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[QUERY]], np.object_))
+    with InferenceServerClient(classifier.grpc_url) as client:
+        probabilities = client.infer("classify", [text]).as_numpy("probabilities")[0]
+        asked = InferRequestedOutput("probabilities", class_count=columns[1])
+        (named,) = client.infer("classify", [text], outputs=[asked]).as_numpy("probabilities")
+    names = AutoConfig.from_pretrained(checkpoint).id2label
+    order = np.argsort(-probabilities)
+    assert [each.decode().split(":")[1:] for each in named] == [[str(at), names[at]] for at in order]
+
+
+def test_probabilities_are_of_one_item(classifier: Server) -> None:
+    ids = InferInput("input_ids", [1, 5], "INT32")
+    ids.set_data_from_numpy(np.array([[1, 0, 2, 0, 0]], np.int32))
+    places = InferInput("delimiter_indices", [1, 3], "INT32")
+    places.set_data_from_numpy(np.array([[1, 3, 4]], np.int32))
+    labels = InferInput("label_token_ids", [1, 0], "INT32")
+    labels.set_data_from_numpy(np.empty((1, 0), np.int32))
+    with (
+        InferenceServerClient(classifier.grpc_url) as client,
+        pytest.raises(InferenceServerException, match="'probabilities' are of one item, not of 2"),
+    ):
+        client.infer("scorer", [ids, places, labels], outputs=[InferRequestedOutput("probabilities")])
+
+
+def test_a_text_stands_for_query_and_item(classifier: Server) -> None:
+    with pytest.raises(Refused, match="'text' was sent with 'query' or 'items'"):
+        WAYS["grpc"](classifier, "tokenizer", {"text": ["a"], "items": ["b"]}, {})

@@ -96,7 +96,9 @@ def post(server: Server, model: str, body: bytes) -> Outputs:
         raise Refused(HTTP_CODES[error.code], json.load(error)["error"]) from None
     # Triton writes a tensor of one element as that element.
     return {
-        name: np.atleast_1d(np.array(answer[name], np.float32 if name == "scores" else np.int32))
+        name: np.atleast_1d(
+            np.array(answer[name], np.float32 if name in ("scores", "probabilities") else np.int32)
+        )
         for name in answer.keys() - {"model_name", "model_version"}
         if not name.startswith("sequence_")
     }

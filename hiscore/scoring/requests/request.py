@@ -100,6 +100,7 @@ class ScoreRequest:
         label_counts: int64 [items]: how many labels are each item's own, in turn; None: they are shared.
         columns: Columns of the scores where the labels are not shared.
         first_item: Number of a part's first item in the whole request.
+        as_row: The answer is the only item's probabilities, without the dimension of items.
     """
 
     prompt: MultiItemPrompt
@@ -109,6 +110,7 @@ class ScoreRequest:
     label_counts: Int64 | None = None
     columns: int = 0
     first_item: int = 0
+    as_row: bool = False
 
     @classmethod
     def of(

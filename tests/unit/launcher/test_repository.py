@@ -1,5 +1,6 @@
 """Configs and environment of the models, and which of them are served."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,20 @@ from hiscore.launcher.repository import (
     with_settings,
     write_repository,
 )
-from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities, choose_selector
+from hiscore.models.support import MODELS, Capabilities, choose_selector, label_names
 from hiscore.settings import MODEL_SETTINGS, Selector, ServeSettings, read_settings
 
 EVERYTHING = Capabilities(models=MODELS, left_out={})
 NO_TOKENIZER = Capabilities(
-    models=("scorer", "decode"), left_out={"tokenizer": "no file", "score": "no tokenizer"}
+    models=("scorer", "decode"),
+    left_out={"tokenizer": "no file", "score": "no tokenizer", "classify": "no tokenizer"},
+)
+LANGUAGE_MODEL = Capabilities(
+    models=("score", "tokenizer", "scorer", "decode"), left_out={"classify": "no labels"}
 )
 TOKENIZER_ALONE = Capabilities(
-    models=("tokenizer",), left_out={"score": "no scorer", "scorer": "odd", "decode": "odd"}
+    models=("tokenizer",),
+    left_out={"score": "no scorer", "classify": "no scorer", "scorer": "odd", "decode": "odd"},
 )
 SELECTORS: tuple[Selector, ...] = ("auto", "quest", "dense")
 
@@ -43,12 +49,24 @@ def test_a_config_is_written_where_a_value_differs(tmp_path: Path) -> None:
     write_repository(SHIPPED, tmp_path, changes(settings, "cpu", MODELS))
     configs = {model: read(tmp_path / model / "config.pbtxt") for model in MODELS}
     sizes = {model: config.max_batch_size for model, config in configs.items()}
-    assert sizes == {"score": 7, "tokenizer": 7, "scorer": 7, "decode": 0}
+    assert sizes == {"score": 7, "classify": 7, "tokenizer": 7, "scorer": 7, "decode": 0}
     counts = {model: [group.count for group in config.instance_group] for model, config in configs.items()}
-    assert counts == {"score": [], "tokenizer": [1], "scorer": [3], "decode": [3]}
+    assert counts == {"score": [], "classify": [], "tokenizer": [1], "scorer": [3], "decode": [3]}
     shipped_scorer = read(SHIPPED / "scorer/config.pbtxt")
     assert configs["scorer"].input == shipped_scorer.input
     assert (tmp_path / "scorer/1/model.py").samefile(SHIPPED / "scorer/1/model.py")
+
+
+def test_names_of_labels_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"2": "c\nd", "0": "a"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    names = label_names(tmp_path)
+    assert names == ("a", "LABEL_1", "c\nd")
+    write_repository(SHIPPED, tmp_path, changes(ServeSettings(), "cpu", ("classify",), names))
+    assert (tmp_path / "classify/labels.txt").read_text() == "a\nLABEL_1\nc d\n"
+    assert (tmp_path / "classify/config.pbtxt").samefile(SHIPPED / "classify/config.pbtxt")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    assert label_names(tmp_path) == ()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -79,7 +97,7 @@ def test_each_model_reads_what_the_server_was_given(monkeypatch: pytest.MonkeyPa
     inherited = {"PATH": "/bin", "DTYPE": "fp8", "MAX_ITEMS": "5"}
     made = with_settings(inherited, ServeSettings(**given), checkpoint)
     assert with_settings(inherited, ServeSettings(), Path("/a")) == {"PATH": "/bin", "MODEL": "/a"}
-    assert set(MODEL_SETTINGS) == set(MODELS) - {"score"}
+    assert set(MODEL_SETTINGS) == set(MODELS) - {"score", "classify"}
     for name, value in made.items():
         monkeypatch.setenv(name, value)
     for declared in MODEL_SETTINGS.values():
@@ -132,9 +150,15 @@ def test_a_repository_without_models_is_named(tmp_path: Path) -> None:
 
 
 def test_everything_is_served_by_default() -> None:
-    assert select("", EVERYTHING) == (DEFAULT_MODELS, {})
-    served = tuple(model for model in DEFAULT_MODELS if model in NO_TOKENIZER.models)
-    assert select("", NO_TOKENIZER) == (served, {"score": "no tokenizer", "tokenizer": "no file"})
+    assert select("", EVERYTHING) == (MODELS, {})
+    left_out = {"score": "no tokenizer", "tokenizer": "no file"}
+    assert select("", NO_TOKENIZER) == (("scorer", "decode"), left_out)
+    # Nobody who serves a language model has asked for `classify`.
+    assert select("", LANGUAGE_MODEL) == (LANGUAGE_MODEL.models, {})
+    assert select("classify,tokenizer,scorer", LANGUAGE_MODEL) == (
+        ("tokenizer", "scorer"),
+        {"classify": "no labels"},
+    )
     assert select("decode", NO_TOKENIZER) == (("decode",), {})
 
 
@@ -150,9 +174,14 @@ def test_a_selection_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("requested", "capabilities", "message"),
     [
-        ("scorer,decoder", EVERYTHING, "MODELS names 'decoder': known are score, tokenizer, scorer, decode"),
+        (
+            "scorer,decoder",
+            EVERYTHING,
+            "MODELS names 'decoder': known are score, classify, tokenizer, scorer, decode",
+        ),
         ("score", EVERYTHING, "MODELS names score, which needs tokenizer and scorer"),
         ("score,tokenizer", EVERYTHING, "MODELS names score, which needs tokenizer and scorer"),
+        ("classify,scorer", EVERYTHING, "MODELS names classify, which needs tokenizer and scorer"),
         ("tokenizer", NO_TOKENIZER, r"no model is left to serve \(tokenizer: no file\)"),
         ("", TOKENIZER_ALONE, r"no model is left to serve \(score: no scorer; scorer: odd; decode: odd\)"),
         ("scorer,tokenizer", TOKENIZER_ALONE, r"no model is left to serve \(scorer: odd\)"),

@@ -12,6 +12,7 @@ from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
 from hiscore.models.support import (
     DEFAULT_MAX_CONTEXT,
+    MODELS,
     context_limit,
     has_tokenizer,
     is_classifier,
@@ -72,6 +73,10 @@ def test_models_that_cannot_be_served_are_left_out_with_a_reason(tmp_path: Path)
     assert capabilities.left_out["score"] == "it needs the tokenizer"
     (tmp_path / "tokenizer.json").write_text("{}")
     assert set(servable(tmp_path).models) == {"tokenizer", "scorer", "score", "decode"}
+    assert "no labels of its own" in servable(tmp_path).left_out["classify"]
+    classifier = LLAMA | {"architectures": ["LlamaForSequenceClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(classifier))
+    assert set(servable(tmp_path).models) == {"tokenizer", "scorer", "score", "classify"}
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "mamba"}))
     assert servable(tmp_path).models == ("tokenizer",)
 
@@ -141,7 +146,7 @@ def test_a_checkpoint_of_no_family_has_no_selector(tmp_path: Path) -> None:
     capabilities = servable(tmp_path)
     assert capabilities.selectors == ()
     assert capabilities.models == ()
-    assert set(capabilities.left_out) == {"score", "tokenizer", "scorer", "decode"}
+    assert set(capabilities.left_out) == {*MODELS}
     assert capabilities.left_out["score"] == "it needs the tokenizer and the scorer"
 
 

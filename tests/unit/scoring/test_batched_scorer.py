@@ -1,5 +1,7 @@
 """What the batcher asks of the scorer: costs, parts, joined answers, and what is recorded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,15 @@ def test_answers_become_tensors_with_a_batch_dimension() -> None:
     assert (tensors["usage"].dtype, tensors["usage"].tolist()) == (np.int32, [[7, 4]])
 
 
+def test_the_only_item_may_be_a_row_of_probabilities() -> None:
+    scores = Scores(np.array([[0.25, 0.75]], np.float32), 7, 4)
+    asked = [request(1, [1]), replace(request(1, [1]), as_row=True)]
+    as_scores, as_row = LaunchedScores(asked, Pending(scores, scores), lambda stats: None).finish()
+    assert as_scores["scores"].tolist() == [[[0.25, 0.75]]]
+    assert as_row["probabilities"].tolist() == [[0.25, 0.75]]
+    assert as_scores.keys() ^ as_row.keys() == {"scores", "probabilities"}
+
+
 def test_the_parts_of_a_request_are_joined_in_order() -> None:
     large = request(10, [1] * 5)
     parts = LaunchedScores(
@@ -82,7 +93,8 @@ def test_the_parts_of_a_request_are_joined_in_order() -> None:
 def test_a_batch_of_canaries_is_not_work(canaries: list[bool], recorded: BatchStats | None) -> None:
     records: list[BatchStats | None] = []
     requests = [request(1, [1], is_canary) for is_canary in canaries]
-    batch = LaunchedScores(requests, Pending(), records.append)
+    scores = Scores(np.ones((1, 2), np.float32), 2, 0)
+    batch = LaunchedScores(requests, Pending(*[scores] * len(requests)), records.append)
     batch.finish()
     assert records == []
     batch.count()
