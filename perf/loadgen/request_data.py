@@ -1,7 +1,7 @@
-"""Write example requests for perf_analyzer: ``data/score.json`` (texts) and ``data/scorer.json`` (token ids).
+"""Write example requests for perf_analyzer into ``data/``, in texts (score.json) and token ids.
 
-The files in the repository are written with the defaults. perf_analyzer sends the entries in turn; no two share a
-query, since cached queries would make the server look faster.
+`tokenizer` takes score.json, too. The files in the repository are written with the defaults. perf_analyzer sends the
+entries in turn; no two share a query, since cached queries would make the server look faster.
 
 usage: python -m perf.loadgen.request_data [--requests 20] [--query-tokens 60] [--items 8] [--item-tokens 4]
            [--seed 0]
@@ -52,13 +52,18 @@ def id_request(rng: random.Random, query_tokens: int, items: int, item_tokens: i
     return {"input_ids": [*ids, filler], "delimiter_indices": delimiters, "label_token_ids": LABEL_IDS}
 
 
+def prompt_request(rng: random.Random, query_tokens: int, items: int, item_tokens: int) -> dict[str, Any]:
+    """A request to `decode`: a prompt as long as a query."""
+    return {"input_ids": [rng.randint(LOWEST_ID, HIGHEST_ID) for _ in range(query_tokens)]}
+
+
 def with_shapes(request: dict[str, Any]) -> dict[str, Any]:
     """Add the shape of each tensor without the batch dimension; sizes differ between requests."""
     return {name: {"content": values, "shape": [len(values)]} for name, values in request.items()}
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -73,7 +78,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--directory", type=Path, default=Path(__file__).parents[1] / "data")
     options = parser.parse_args()
-    for name, make in (("score", text_request), ("scorer", id_request)):
+    for name, make in (("score", text_request), ("scorer", id_request), ("decode", prompt_request)):
         rng = random.Random(options.seed)
         sizes = options.query_tokens, options.items, options.item_tokens
         entries = [with_shapes(make(rng, *sizes)) for _ in range(options.requests)]

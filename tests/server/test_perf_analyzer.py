@@ -52,21 +52,46 @@ def analyze(command: list[str], *arguments: str) -> subprocess.CompletedProcess[
     )
 
 
-def drive(command: list[str], server: Server, model: str, report: Path, *more: str) -> str:
+def drive(command: list[str], server: Server, model: str, report: Path, *more: str, way: str = "grpc") -> str:
+    file = {"tokenizer": "score"}.get(model, model)
+    url = server.grpc_url if way == "grpc" else server.http_address
     done = analyze(
         command,
-        *("-m", model, "-i", "grpc", "-u", server.grpc_url, "--concurrency-range", "2"),
-        *("--input-data", str(PERF / "data" / f"{model}.json"), "--request-count", str(REQUESTS)),
+        *("-m", model, "-i", way, "-u", url, "--concurrency-range", "2"),
+        *("--input-data", str(PERF / "data" / f"{file}.json"), "--request-count", str(REQUESTS)),
         *("-f", str(report), *more),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("model", ["score", "scorer"])
-def test_it_drives_the_model(model: str, perf_analyzer: list[str], lm: Server, tmp_path: Path) -> None:
+# It has parameters over gRPC alone.
+SOFTMAX = "--request-parameter", "apply_softmax:true:bool"
+STREAM = (
+    "--streaming",
+    "--request-parameter",
+    "max_tokens:4:int",
+    "--request-parameter",
+    "ignore_eos:true:bool",
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "way", "more"),
+    [
+        ("score", "grpc", SOFTMAX),
+        ("score", "http", ()),
+        ("scorer", "grpc", SOFTMAX),
+        ("scorer", "http", ("--async",)),
+        ("tokenizer", "grpc", ("--async",)),
+        ("decode", "grpc", STREAM),
+    ],
+)
+def test_it_drives_the_model(
+    model: str, way: str, more: tuple[str, ...], perf_analyzer: list[str], lm: Server, tmp_path: Path
+) -> None:
     with counted(lm, {(model, "nv_inference_request_success"): REQUESTS}) as risen:
-        drive(perf_analyzer, lm, model, tmp_path / "csv", "--request-parameter", "apply_softmax:true:bool")
+        drive(perf_analyzer, lm, model, tmp_path / "csv", *more, way=way)
     with (tmp_path / "csv").open() as file:
         (report,) = csv.DictReader(file)
     assert report["Concurrency"] == "2"
@@ -74,9 +99,8 @@ def test_it_drives_the_model(model: str, perf_analyzer: list[str], lm: Server, t
     assert float(report["p99 latency"]) >= float(report["p50 latency"]) > 0
     assert risen[model, "nv_inference_request_success"] >= REQUESTS
     assert risen["scorer", "hiscore_items_total"] == 8 * risen["scorer", "nv_inference_request_success"]
-    assert (
-        risen[model, "nv_inference_request_failure"] == risen["scorer", "nv_inference_request_failure"] == 0
-    )
+    assert risen[model, "nv_inference_request_failure"] == 0
+    assert risen["scorer", "nv_inference_request_failure"] == 0
 
 
 def test_control_a_refused_parameter_is_seen(perf_analyzer: list[str], lm: Server, tmp_path: Path) -> None:
@@ -95,7 +119,7 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
         check=True,
         timeout=TIMEOUT_S,
     )
-    for name in ("score.json", "scorer.json"):
+    for name in ("score.json", "scorer.json", "decode.json"):
         assert (tmp_path / name).read_text() == (PERF / "data" / name).read_text()
 
 
