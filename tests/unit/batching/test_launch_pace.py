@@ -54,6 +54,17 @@ def test_what_runs_behind_another_counts_from_its_end() -> None:
     assert pace.due() == 0.0, "nothing runs"
 
 
+def test_what_ran_behind_another_took_the_time_from_its_end() -> None:
+    """As on a busy device: each is launched when the one before it begins."""
+    pace, now = LaunchPace(), 1000.0
+    pace.launched(COSTS[0], now, now)
+    for index in range(200):
+        pace.launched(COSTS[(index + 1) % len(COSTS)], now, now)
+        now += line(COSTS[index % len(COSTS)])
+        pace.finished(now)
+    assert pace.predict(4_000) == pytest.approx(line(4_000))
+
+
 def test_batches_that_failed_teach_nothing() -> None:
     """What follows them counts from the end of the last. The control: counted as finished, they bend the line."""
     pace, bent = trained(line), trained(line)

@@ -155,6 +155,13 @@ def test_what_fits_no_batch_is_divided_and_the_others_have_turns(usual: int, par
     assert (first.left, second.left) == (100_000 - 3 * part, 100_000)
 
 
+def test_a_rest_that_just_fits_a_batch_goes_first() -> None:
+    order, part = order_of(*64 * [1_920]), BUDGET // ITEM * ITEM
+    order.add(Call(-1, part + BUDGET), part + BUDGET, contended=True)
+    add(order, 1_500)
+    assert [filled(order) for _ in range(3)] == [[part], [BUDGET], [1_500]]
+
+
 @in_both
 @pytest.mark.parametrize("size", [512, SHORT_ROWS, 1_500, 8_192, BUDGET])
 @pytest.mark.parametrize("divisible", [True, False])

@@ -2,6 +2,7 @@
 
 import gc
 import math
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -56,6 +57,18 @@ def test_behind_one_that_waits_those_that_have_started_are_freed(
     kept = sum(request() is not None for request in seen)
     assert len(waiting) == 1
     assert (kept < ROUNDS // 2) == (spare < math.inf)
+
+
+def test_others_are_told_of_what_runs_alone(tmp_path: Path) -> None:
+    model: Any = Model(0)
+    own, other = LoadBoard(tmp_path), LoadBoard(tmp_path)
+    waiting: WaitingRequests[int] = WaitingRequests(model, BatchLimits(8, 1), Totals(), own)
+    other.publish(1)
+    assert own.is_next
+    waiting.alone = 2
+    waiting.publish_load()
+    assert other.is_next
+    assert not own.is_next
 
 
 @pytest.mark.parametrize("deadline", [0.0, LATE], ids=["late", "cancelled"])

@@ -168,6 +168,12 @@ def test_characters_before_an_invalid_byte_stand() -> None:
     assert "".join(pieces(DECODERS[name], ids[1:])) == truth(name, ids[1:]) == REPLACEMENT * 4 + "a"
 
 
+def test_what_follows_an_invalid_run_is_valid_again() -> None:
+    name = "gemma's decoder"
+    ids = TOKENIZERS[name].convert_tokens_to_ids(["<0xFF>", "a", "<0xE4>", "<0xBD>", "<0xA0>"])
+    assert pieces(DECODERS[name], ids) == [REPLACEMENT, "a", "", "", "你", ""]
+
+
 def test_a_replacement_character_before_an_invalid_byte_stands() -> None:
     """It is a character like any other: only what is behind it is invalid."""
     name = "gemma's decoder"

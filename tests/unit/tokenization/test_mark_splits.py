@@ -93,6 +93,7 @@ UNSAFE = {
     "dropout": altered(tiny.llama2(), model=models.BPE(dropout=0.1)),
     "added token with a split point": altered(tiny.gemma(), added=AddedToken("fruit ?", normalized=False)),
     "added token with a mark": altered(tiny.gemma(), added=AddedToken("fruit▁?", normalized=False)),
+    "added token of a space": altered(tiny.llama2(), added=AddedToken(" ", normalized=False)),
     "added token that takes spaces": altered(tiny.gemma(), added=AddedToken("<mask>", lstrip=True)),
     "added token that looks around": altered(tiny.gemma(), added=AddedToken("<mask>", single_word=True)),
     "other normalizer": altered(tiny.metaspace_first(), normalizer=normalizers.NFKC()),

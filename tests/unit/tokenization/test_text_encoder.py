@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from hiscore.checkpoint import resolve
 from hiscore.tokenization import text_encoder as module
@@ -58,6 +58,15 @@ def test_only_texts_with_more_than_bpe_are_left(name: str) -> None:
     encoder = Counting(backend)
     assert encoder.encode(texts) == [ids(backend, text) for text in texts]
     assert encoder.left == 2
+
+
+@pytest.mark.parametrize("single", ["$A", "$A $A"])
+def test_a_template_that_repeats_a_text_is_left(single: str) -> None:
+    backend = tiny.qwen2()
+    backend.post_processor = processors.TemplateProcessing(single, "$A $B", [])
+    encoder = Counting(backend)
+    assert encoder.encode(["Is it?"]) == [ids(backend, "Is it?")]
+    assert encoder.left == (single != "$A")
 
 
 def test_a_text_with_the_separator_of_texts_is_left() -> None:

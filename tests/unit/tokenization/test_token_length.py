@@ -51,6 +51,7 @@ UNBOUNDED = {
         ),
     ),
     "a token takes spaces": altered(tiny.qwen2(), added=AddedToken("<mask>", lstrip=True)),
+    "a token takes the spaces behind it": altered(tiny.qwen2(), added=AddedToken("<mask>", rstrip=True)),
 }
 
 

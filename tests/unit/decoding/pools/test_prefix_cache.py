@@ -69,6 +69,20 @@ def test_what_is_hashed_in_parts_has_the_hashes_of_the_whole(monkeypatch: pytest
     assert each.hashes.pages == whole.pages
 
 
+def test_what_is_generated_is_hashed_in_parts_as_the_whole() -> None:
+    """As when a sequence is preempted again and again: each time more of it is published."""
+    scheduler = Drive(CACHING).scheduler
+    each = sequence(BLOCK, 4 * BLOCK)
+    each.output_ids.extend(range(3 * BLOCK))
+    blocks = scheduler.blocks.host.allocate(4)
+    for full in (2, 3, 4):
+        scheduler.prefix_cache.publish(each, blocks, full * BLOCK)
+    whole = PageHashes(BLOCK, b"True:")
+    whole.extend(np.concatenate((each.call.prompt, np.array(each.output_ids, np.int32))))
+    assert each.hashes
+    assert each.hashes.pages == whole.pages
+
+
 @pytest.mark.parametrize("someone_waits", [False, True])
 def test_prompts_are_published_when_an_iteration_has_been_launched(someone_waits: bool) -> None:
     """Nothing of what is launched waits for that, unless it may be found by what is."""

@@ -93,6 +93,24 @@ def test_one_comes_back_when_there_is_room_for_all_of_it() -> None:
     assert long.num_output_tokens == LEAST_LEFT + 16
 
 
+@pytest.mark.parametrize("preempted", [False, True])
+def test_none_comes_back_while_another_is_preempted(preempted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the other's turn first. The control: nobody is preempted."""
+    long, late = sequence(prompt=70, max_tokens=LEAST_LEFT + 16), sequence(prompt=64, max_tokens=3)
+    drive = start(long, sequence(prompt=24, max_tokens=8))
+    reclaimer = drive.scheduler._reclaimer
+    recall = reclaimer.recall
+    monkeypatch.setattr(reclaimer, "recall", lambda: None)
+    drive.start(late)
+    drive.until(late, Status.FINISHED)
+    drive.go(4)
+    if preempted:
+        drive.add(other := sequence())
+        drive.scheduler.queues.move(other, Status.PREEMPTED)
+    recall()
+    assert long.resident == (not preempted)
+
+
 def test_one_that_ends_soon_does_not_come_back() -> None:
     long, late = sequence(prompt=90, max_tokens=60), sequence(prompt=80, max_tokens=4)
     drive = start(long)

@@ -160,6 +160,15 @@ def test_a_copy_is_waited_for_once_and_not_after_it_has_completed() -> None:
     assert schedule.step_waits_for(at(0), at(17)) is None
 
 
+def test_all_copies_are_those_in_flight_whatever_has_completed() -> None:
+    schedule = OffloadSchedule(4, 1, 2)
+    schedule.prompt_copied(PROMPT, 0, 0, 3, at(0))
+    schedule.copy_completed()
+    assert schedule.all_copies() is None
+    schedule.prompt_copied(STEP, 0, 3, 5, at(1))
+    assert schedule.all_copies() == STEP
+
+
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_step_waits_for_the_copy_a_ring_before_it(width: int) -> None:
     schedule = OffloadSchedule(width, 3, 1)
