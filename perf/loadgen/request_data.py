@@ -1,7 +1,7 @@
 """Write example requests for perf_analyzer into ``data/``, in texts (score.json) and token ids.
 
-`tokenizer` takes score.json, too. The files in the repository are written with the defaults. perf_analyzer sends the
-entries in turn; no two share a query, since cached queries would make the server look faster.
+`tokenizer` takes score.json, too. The files in the repository are written with the defaults. perf_analyzer sends
+the entries in turn; no two share a query, since cached queries would make the server look faster.
 
 usage: python -m perf.loadgen.request_data [--requests 20] [--query-tokens 60] [--items 8] [--item-tokens 4]
            [--seed 0]
