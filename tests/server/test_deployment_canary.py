@@ -8,12 +8,11 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import pytest
 
-from hiscore.launcher import Server, repository
+from hiscore.launcher import Server
 from tests.server.conftest import StartServer, settings_of
 from tests.support.deployment import DOCKER
 from tests.support.timeouts import TIMEOUT_S
@@ -57,8 +56,7 @@ def test_a_server_that_answers_lives(lm: Server, models: str) -> None:
 
 @pytest.mark.parametrize("models", [SCORING, "decode"])
 def test_a_server_that_refuses_lives(start_server: StartServer, tiny_lm: Path, models: str) -> None:
-    with mock.patch.object(repository, "text_bytes", return_value=len("canary") - 1):
-        narrow = start_server(tiny_lm, **ALL)
+    narrow = start_server(tiny_lm, max_context=2, **ALL)
     assert canary(narrow.grpc_url, models) == 0
 
 

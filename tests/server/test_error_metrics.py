@@ -40,9 +40,10 @@ def test_each_model_counts_what_it_refuses_and_what_it_answers(lm: Server) -> No
             client.score("query", ["item"], label_token_ids=[1])
             assert [*client.generate([1, 2], max_tokens=2)]
     assert settled(lm, read) - before == {
-        ("scorer", "INVALID_ARG"): 2 * REFUSED,
+        ("tokenizer", "INVALID_ARG"): REFUSED,
+        ("scorer", "INVALID_ARG"): REFUSED,
         ("decode", "INVALID_ARG"): REFUSED,
-        ("score", "answered"): ANSWERED,
+        ("tokenizer", "answered"): ANSWERED,
         ("scorer", "answered"): ANSWERED,
         ("decode", "answered"): ANSWERED,
     }

@@ -59,7 +59,7 @@ def generate(server: Server, request_id: str) -> str:
 
 def test_a_refused_call_is_one_line_without_what_it_held(server: Server) -> None:
     calls = {
-        "by-label": (score(server, "by-label", labels=[LABEL]), "scorer", LABEL),
+        "by-label": (score(server, "by-label", labels=[LABEL]), "tokenizer", LABEL),
         "by-ids": (score_ids(server, "by-ids"), "scorer", "987654321"),
         "by-stop": (generate(server, "by-stop"), "decode", STOP[1:20]),
     }

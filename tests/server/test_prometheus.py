@@ -169,7 +169,7 @@ def test_every_query_answers(prometheus: str, whole: Server) -> None:
 
 
 def test_each_part_of_a_text_call_tells_its_time(prometheus: str, whole: Server) -> None:
-    for model in ("score", "scorer"):
+    for model in ("tokenizer", "scorer"):
         query = f'hiscore_launch_seconds_total{{model="{model}"}}'
         wait_for(prometheus, whole, query, lambda seconds: seconds > 0)
 

@@ -124,13 +124,13 @@ def of_request(spans: list[Span], request_id: str) -> dict[str, Span]:
 
 def test_a_call_is_one_trace_of_the_ensemble_and_its_step(spans: list[Span]) -> None:
     mine = of_request(spans, "mine")
-    assert set(mine) == {"score", "scorer"}
+    assert set(mine) == {"score", "tokenizer", "scorer"}
     assert {span["traceId"] for span in mine.values()} == {TRACE}
     whole = mine["score"]
     assert mine["scorer"]["parentSpanId"] == whole["spanId"]
     assert attributes(mine["scorer"])["triton.model_name"] == "scorer"
     # What docs/operations.md reads a call's time from.
-    starts = [int(mine[name]["startTimeUnixNano"]) for name in ("score", "scorer")]
+    starts = [int(mine[name]["startTimeUnixNano"]) for name in ("score", "tokenizer", "scorer")]
     assert starts == sorted(starts)
     assert starts[-1] < int(whole["endTimeUnixNano"])
 
@@ -152,7 +152,7 @@ def test_over_http_it_is_the_same(spans: list[Span]) -> None:
 
 def test_a_call_of_the_api_is_one_trace_with_that_of_the_models(spans: list[Span]) -> None:
     mine = of_request(spans, "by-api")
-    assert set(mine) == {"score", "scorer"}
+    assert set(mine) == {"score", "tokenizer", "scorer"}
     assert {span["traceId"] for span in mine.values()} == {API_TRACE}
     (root,) = [span for span in spans if span["spanId"] == mine["score"]["parentSpanId"]]
     assert root["parentSpanId"] == PARENT
@@ -161,7 +161,7 @@ def test_a_call_of_the_api_is_one_trace_with_that_of_the_models(spans: list[Span
 
 
 def test_a_refused_call_is_traced_too(spans: list[Span]) -> None:
-    assert set(of_request(spans, "refused")) == {"score", "scorer"}
+    assert set(of_request(spans, "refused")) == {"score", "tokenizer"}
 
 
 def test_control_a_call_that_does_not_ask_for_it_is_not_traced(spans: list[Span]) -> None:
