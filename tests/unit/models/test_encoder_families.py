@@ -34,7 +34,7 @@ def test_an_encoder_is_scored_and_not_decoded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BERT))
     (tmp_path / "tokenizer.json").write_text("{}")
     capabilities = servable(tmp_path)
-    assert capabilities.models == ("score", "tokenizer", "scorer")
+    assert capabilities.models == ("score", "classify", "tokenizer", "scorer")
     assert capabilities.selectors == ()
     assert "has no head for tokens" in capabilities.left_out["decode"]
 

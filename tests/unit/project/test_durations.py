@@ -12,9 +12,9 @@ from tests.support.durations import Record, load, seconds_of, tier
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "tests/unit", ROOT / "tests/client"
 # Seconds on one core. On two, `make check` has two minutes; starting, collecting and linting take one of them.
-FAST = 150
+FAST = 140
 # `make test` has ten minutes, of which the servers take up to five.
-UNMARKED = 700
+UNMARKED = 520
 
 
 def test_they_stay_within_their_budgets(request: pytest.FixtureRequest) -> None:
