@@ -88,7 +88,7 @@ def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
     if left_out:
         left_out |= dict.fromkeys(ENSEMBLES, f"it needs the {' and the '.join(left_out)}")
     elif not is_classifier(config.get("architectures")):
-        left_out["classify"] = "a language model has no labels of its own, 'score' takes them with each call"
+        left_out["classify"] = "a language model has no labels of its own; 'score' takes them with each call"
     if reason := undecodable(config) or undividable(config, ranks):
         left_out["decode"] = reason
     family = family_of(config)
@@ -100,7 +100,7 @@ def choose_selector(asked: Selector, selectors: Sequence[Selector]) -> Selector:
     """Choose one of a checkpoint's selectors, which begin with its default.
 
     Raises:
-        ValueError: The checkpoint has not the one that is asked for.
+        ValueError: The checkpoint does not have the selector that is asked for.
     """
     if asked == "auto":
         return selectors[0]

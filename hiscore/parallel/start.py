@@ -70,7 +70,7 @@ def freeze(rank: Rank) -> None:
 
 
 def thaw() -> None:
-    """Free what nothing refers to any more when a model is unloaded, on its device, too."""
+    """Free the memory of a model that is being unloaded, on the host and on its device."""
     # Libraries would report frozen objects as leaks at exit.
     gc.unfreeze()
     gc.collect()

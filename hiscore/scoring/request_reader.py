@@ -1,4 +1,4 @@
-"""Requests of Triton, by token ids and by text, as those that are computed and encoded."""
+"""Reads Triton's requests by token ids for the scorer, and those by text for the tokenizer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class PlainTriton:
 
     process: "subprocess.Popen[bytes]"
     log: Path
-    ports: list[int] = field(default_factory=list)
+    ports: list[int]
 
     @property
     def http_address(self) -> str:
@@ -41,10 +41,6 @@ class PlainTriton:
     @property
     def grpc_url(self) -> str:
         return f"127.0.0.1:{self.ports[1]}"
-
-    @property
-    def metrics_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports[2]}/metrics"
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.http_url + path, timeout=TIMEOUT_S) as answer:
