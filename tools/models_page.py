@@ -21,7 +21,8 @@ HEAD = """\
 INTRODUCTION = f"""\
 `MODEL` names a directory, or a repository of a hub (`org/name`), with `config.json`, safetensors weights in
 the layout of transformers (`model.safetensors`, or the index of its shards) and, for text, `tokenizer.json`.
-The config's `model_type` must be one of those below. What would be computed wrongly is not served: the
+The config's `model_type` must be one of those below, and its class transformers' own for it: code that comes
+with a checkpoint is never run. What would be computed wrongly is not served: the
 launcher names the key of the config, the tensor or the file, and exits.
 
 Of causal LMs (`...{CAUSAL_LM}`), `score` and `scorer` give probabilities of label tokens, and `decode`

@@ -6,8 +6,7 @@ Nothing here imports torch: the launcher reads the table before anything heavy i
 from dataclasses import dataclass
 from typing import Any
 
-from hiscore.models.family import CLASSIFIER
-from hiscore.models.rules import Config, Rule, key_rule, model_class_rule, one_of, rope_type_rule, unset
+from hiscore.models.rules import Config, Rule, key_rule, one_of, rope_type_rule, unset
 from hiscore.settings import Selector
 
 ENCODER_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")
@@ -48,9 +47,6 @@ class EncoderFamily:
     @property
     def rules(self) -> tuple[Rule, ...]:
         return (
-            model_class_rule(
-                CLASSIFIER, reason="is not a sequence classifier, all that encoders are served as"
-            ),
             key_rule(
                 "quantization_config",
                 unset,

@@ -13,7 +13,6 @@ from hiscore.models.rules import (
     Config,
     Rule,
     key_rule,
-    model_class_rule,
     one_of,
     one_rope,
     rope_type_rule,
@@ -146,12 +145,6 @@ class DecoderFamily:
     @property
     def rules(self) -> tuple[Rule, ...]:
         return (
-            model_class_rule(
-                CAUSAL_LM,
-                TEXT_TOWER,
-                CLASSIFIER,
-                reason="is neither a causal LM nor a sequence classifier",
-            ),
             unserved,
             key_rule(
                 self.activation_key,
@@ -192,7 +185,6 @@ class DsaFamily:
     @property
     def rules(self) -> tuple[Rule, ...]:
         return (
-            model_class_rule(CAUSAL_LM, reason="is not a causal LM"),
             unserved,
             CAUSAL_RULE,
             key_rule("hidden_act", one_of("silu"), "activation '{value}' is not silu"),

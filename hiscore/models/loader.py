@@ -14,7 +14,6 @@ from hiscore.layers.rope import rotary_order
 from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import Architecture
 from hiscore.models.cut import UNCUT, Cut
-from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.expert_loader import load_experts
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
 from hiscore.models.sharding import Cuts, of_rank
@@ -46,11 +45,7 @@ def load_weights(
         head = read.tensor("score.weight", a.labels, a.hidden_size)
     layers = tuple(_load_layer(read, index, a, cuts, mine, fp8) for index in range(a.layers))
     final_norm = _norm(read, "model.norm", a, a.hidden_size) * a.logit_scale
-    if left_over := read.unread():
-        raise UnsupportedCheckpoint(
-            f"the checkpoint holds {len(left_over)} tensors that a {a.family.name} model does not have, "
-            f"'{left_over[0]}' for one"
-        )
+    read.refuse(read.unread(), a.family.name)
     return Weights(embedding, layers, final_norm, head)
 
 

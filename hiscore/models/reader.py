@@ -1,5 +1,6 @@
 """Reads a checkpoint's tensors by name, in the dtype and on the device of the model."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import gcd
 from pathlib import Path
@@ -13,6 +14,7 @@ from hiscore.layers.scaled_fp8 import COLUMNS
 from hiscore.layers.weights import Linear, Projection, Scales
 from hiscore.models.cut import UNCUT, Cut, narrowed, scales_of
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.model_classes import own_code
 from hiscore.models.quantization.tensors import CheckpointTensors, check_shape
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -29,7 +31,7 @@ class CheckpointReader:
         """Open a checkpoint; `keeps_fp8` leaves projections in fp8 where they are stored so, and only there."""
         self.dtype, self._device = dtype, device
         self._keeps_fp8 = keeps_fp8
-        self._tensors = CheckpointTensors(checkpoint, device)
+        self._checkpoint, self._tensors = checkpoint, CheckpointTensors(checkpoint, device)
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -169,6 +171,14 @@ class CheckpointReader:
         left_over = set(self._tensors) - self._read - {HEAD}
         return sorted(name for name in left_over if not name.endswith(ROPE_BUFFER))
 
+    def refuse(self, left_over: Sequence[str], family: str) -> None:
+        """Raise `UnsupportedCheckpoint` if tensors are left over that a model of the family does not have."""
+        if left_over:
+            raise self._refused(
+                f"the checkpoint holds {len(left_over)} tensors that a {family} model does not have, "
+                f"'{left_over[0]}' for one"
+            )
+
     def _joined(
         self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype | None = None, cut: Cut = UNCUT
     ) -> Tensor:
@@ -184,7 +194,13 @@ class CheckpointReader:
 
     def _check_names(self, names: Iterable[str]) -> None:
         if missing := [name for name in names if name not in self._tensors]:
-            raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{missing[0]}'")
+            raise self._refused(f"the checkpoint has no tensor '{missing[0]}'")
+
+    def _refused(self, reason: str) -> UnsupportedCheckpoint:
+        config = self._checkpoint / "config.json"
+        return UnsupportedCheckpoint(
+            reason + (own_code(json.loads(config.read_text())) if config.is_file() else "")
+        )
 
 
 def _boundaries(shapes: Sequence[tuple[int, int]], cut: Cut) -> Iterator[int]:

@@ -38,16 +38,6 @@ def unset(value: object) -> bool:
     return not value
 
 
-def model_class_rule(*suffixes: str, reason: str) -> Rule:
-    """The model class must end in one of `suffixes`."""
-
-    def rule(config: Config) -> str | None:
-        architecture = (config.get("architectures") or ["none"])[0]
-        return None if architecture.endswith(suffixes) else f"architecture '{architecture}' {reason}"
-
-    return rule
-
-
 def rope_type_rule(*implemented: str) -> Rule:
     """All rope types of a config, which may have one for each kind of layer, must be `implemented`."""
 

@@ -9,6 +9,7 @@ from hiscore.models.division import undividable
 from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, family_of
 from hiscore.models.family import CLASSIFIER, DsaFamily
+from hiscore.models.model_classes import unknown_class
 from hiscore.models.rules import CAUSAL_RULE, COMMON_RULES, UNIDIRECTIONAL_RULE, Config
 from hiscore.models.text_towers import TEXT_TOWERS, text_config
 from hiscore.settings import Selector
@@ -126,7 +127,7 @@ def _broken_rule(config: Config) -> str | None:
         return f"model_type '{config.get('model_type')}'{of_tower} is none of {', '.join(served)}"
     # transformers makes the mask of a text tower from either config.
     of_whole = () if of_texts is config else (CAUSAL_RULE, UNIDIRECTIONAL_RULE)
-    rules = [(rule, config) for rule in (*COMMON_RULES, *of_whole)]
+    rules = [(rule, config) for rule in (unknown_class, *COMMON_RULES, *of_whole)]
     rules += [(rule, of_texts) for rule in (*COMMON_RULES, *family.rules)]
     return next((reason for rule, part in rules if (reason := rule(part))), None)
 

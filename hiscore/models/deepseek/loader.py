@@ -25,7 +25,6 @@ from hiscore.models.deepseek.weights import (
     IndexerWeights,
     MlaWeights,
 )
-from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.expert_loader import read_experts
 from hiscore.models.family import ExpertNames
 from hiscore.models.loader import embedding_and_head
@@ -123,11 +122,7 @@ def load_weights(
             " and ".join(prefix.rstrip(".") for prefix in a.lookahead_prefixes),
             len(left_out),
         )
-    if left_over := sorted(set(unread) - set(left_out)):
-        raise UnsupportedCheckpoint(
-            f"the checkpoint holds {len(left_over)} tensors that a {a.family} model does not have, "
-            f"'{left_over[0]}' for one"
-        )
+    reader.refuse(sorted(set(unread) - set(left_out)), a.family)
     return DsaWeights(embedding, layers, final_norm, head)
 
 

@@ -107,7 +107,7 @@ class Encoder:
 
     def _refuse_unread(self, read: CheckpointReader) -> None:
         """Refuse tensors that nothing reads: they may change the scores, unless they belong to another head."""
-        unread = [
+        left_over = [
             name
             for name in read.unread()
             if not name.startswith(NOT_READ)
@@ -115,11 +115,7 @@ class Encoder:
             and not (".pooler." in name and self.architecture.family != "bert")
             and not (".position_embeddings." in name and self.weights.embeddings.positions is None)
         ]
-        if unread:
-            raise UnsupportedCheckpoint(
-                f"the checkpoint holds {len(unread)} tensors that a {self.architecture.family} model does not "
-                f"have, '{unread[0]}' for one"
-            )
+        read.refuse(left_over, self.architecture.family)
 
     @property
     def attention_shape(self) -> BidirectionalShape:

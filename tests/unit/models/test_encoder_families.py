@@ -10,6 +10,7 @@ from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.encoders.encoder import FAMILIES
 from hiscore.models.facts import read_facts
 from hiscore.models.families import family_of
+from hiscore.models.model_classes import MODEL_CLASSES
 from hiscore.models.support import servable, undecodable, unscorable, unsupported
 from tests.support import tiny_encoders
 
@@ -26,7 +27,7 @@ def test_a_family_is_found_by_its_model_type() -> None:
     for name, family in ENCODER_FAMILIES.items():
         assert family_of({"model_type": name}) is family
         assert family.name == name
-        config = {"model_type": name, "architectures": ["AnyForSequenceClassification"]}
+        config = {"model_type": name, "architectures": [*MODEL_CLASSES[name]]}
         assert unsupported(config | CHANGES.get(name, {})) is None
 
 
@@ -42,9 +43,9 @@ def test_an_encoder_is_scored_and_not_decoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["BertForMaskedLM"]}, "'BertForMaskedLM' is not a sequence classifier"),
-        ({"architectures": ["BertModel"]}, "'BertModel' is not a sequence classifier"),
-        ({"architectures": None}, "'none' is not a sequence classifier"),
+        ({"architectures": ["BertForMaskedLM"]}, "'BertForMaskedLM' of model_type 'bert' is none of"),
+        ({"architectures": ["BertModel"]}, "'BertModel' of model_type 'bert' is none of"),
+        ({"architectures": None}, "'none' of model_type 'bert' is none of"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised"),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is none of gelu"),
         ({"is_decoder": True}, "is_decoder"),
@@ -65,7 +66,8 @@ def test_an_encoder_is_scored_and_not_decoded(tmp_path: Path) -> None:
 )
 def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
     assert unscorable(BERT) is None
-    assert reason in str(unscorable(BERT | changes))
+    classes = MODEL_CLASSES[changes.get("model_type", "bert")]
+    assert reason in str(unscorable(BERT | {"architectures": [*classes]} | changes))
     assert undecodable(BERT | changes)
 
 

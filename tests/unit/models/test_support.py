@@ -32,8 +32,8 @@ LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausa
     ("changes", "says"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is none of llama,"),
-        ({"architectures": ["LlamaModel"]}, "'LlamaModel' is neither a causal LM nor a sequence classifier"),
-        ({"architectures": None}, "'none' is neither"),
+        ({"architectures": ["LlamaModel"]}, "'LlamaModel' of model_type 'llama' is none of LlamaForC"),
+        ({"architectures": None}, "'none' of model_type 'llama' is none of"),
         (
             {"quantization_config": {"quant_method": "hqq"}},
             "its weights are quantised by 'hqq'; served are fp8",
@@ -56,7 +56,14 @@ LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausa
         ({"transformers_weights": "other.safetensors"}, "weights of its own ('other.safetensors')"),
         (DEEPSEEK | {"is_causal": False}, "is_causal is False"),
         ({"rope_scaling": "yarn"}, "config.json is malformed"),
-        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "caps attention logits"),
+        (
+            {
+                "model_type": "gemma3_text",
+                "architectures": ["Gemma3ForCausalLM"],
+                "attn_logit_softcapping": 50.0,
+            },
+            "caps attention logits",
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_named(changes: dict[str, Any], says: str) -> None:

@@ -1,0 +1,58 @@
+"""The model classes that are served, by the model_type of their configs.
+
+A class of another name may compute anything under the same model_type: attention in both directions, a mean of all
+tokens, a head of several layers.
+"""
+
+from hiscore.models.family import CAUSAL_LM, CLASSIFIER, TEXT_TOWER
+from hiscore.models.rules import Config
+
+
+def _classes(*kinds: str, **stems: str) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(f"{stem}{kind}" for kind in kinds) for name, stem in stems.items()}
+
+
+MODEL_CLASSES: dict[str, tuple[str, ...]] = {
+    **_classes(
+        CAUSAL_LM,
+        CLASSIFIER,
+        **{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "gemma": "Gemma"},
+        **{"gemma2": "Gemma2", "phi3": "Phi3", "smollm3": "SmolLM3", "seed_oss": "SeedOss", "glm": "Glm"},
+        **{"glm4": "Glm4", "olmo2": "Olmo2", "olmo3": "Olmo3", "exaone4": "Exaone4", "mixtral": "Mixtral"},
+        **{"ministral3": "Ministral3", "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"},
+    ),
+    **_classes(CAUSAL_LM, granite="Granite", cohere="Cohere", cohere2="Cohere2"),
+    **_classes(CAUSAL_LM, deepseek_v32="DeepseekV32", glm_moe_dsa="GlmMoeDsa"),
+    **_classes(
+        TEXT_TOWER, mistral3="Mistral3", qwen2_vl="Qwen2VL", qwen2_5_vl="Qwen2_5_VL", qwen3_vl="Qwen3VL"
+    ),
+    **_classes(
+        CLASSIFIER,
+        **{"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
+        **{"electra": "Electra", "modernbert": "ModernBert", "deberta-v2": "DebertaV2"},
+    ),
+    "gemma3": (f"Gemma3{TEXT_TOWER}", f"Gemma3{CLASSIFIER}"),
+    "gemma3_text": (f"Gemma3{CAUSAL_LM}", f"Gemma3Text{CLASSIFIER}"),
+    # To transformers a mistral with layer_types is a ministral.
+    "ministral": tuple(
+        f"{stem}{kind}" for stem in ("Ministral", "Mistral") for kind in (CAUSAL_LM, CLASSIFIER)
+    ),
+}
+
+
+def unknown_class(config: Config) -> str | None:
+    """A rule: the model class is one of its model_type's."""
+    model_type, name = config.get("model_type"), (config.get("architectures") or ["none"])[0]
+    known = MODEL_CLASSES.get(str(model_type), ())
+    if name in known:
+        return None
+    served = ", ".join(known) or "the classes that are served"
+    return f"architecture '{name}' of model_type '{model_type}' is none of {served}{own_code(config)}"
+
+
+def own_code(config: Config) -> str:
+    """A remark about the code that a config.json names; empty if it names none."""
+    if not (auto_map := config.get("auto_map")):
+        return ""
+    named = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
+    return f" (its auto_map names code of its own, '{next(iter(named))}', which is never run)"
