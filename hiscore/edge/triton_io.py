@@ -5,7 +5,11 @@ callers. So none does: a `RequestError` answers its own request; anything else i
 answered as an internal error without details.
 """
 
+import json
 import logging
+import math
+import re
+import reprlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +27,13 @@ from hiscore.errors import RequestError, to_request_error
 log = logging.getLogger(__name__)
 
 error_log = ErrorLog()
+
+RESERVED = re.compile(
+    "id|sequence_id|sequence_start|sequence_end|priority|timeout|headers|binary_data_output|triton_.*",
+    re.DOTALL,
+)
+"""Names that Triton keeps for itself: ``/generate`` hands them on as if they were a model's parameters."""
+MAY_BE_RESERVED = re.compile(f'"(?:{RESERVED.pattern})"', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,7 @@ def serve(
     queued: list[QueuedRequest[Any]] = []
     for request in requests:
         try:
+            deadline = now + min(timeout_s, caller_timeout_s(request))
             job = read(request)
             answer = batcher.run_alone(job) if len(requests) == 1 else None
         except Exception as error:
@@ -94,15 +106,10 @@ def serve(
                 return [_response(answer, request_id(request))]
             except Exception as error:
                 return [_response(to_request_error(error), request_id(request))]
-        queued.append(QueuedRequest(job, ReplyTo.of(request), _deadline(request, now, timeout_s)))
+        queued.append(QueuedRequest(job, ReplyTo.of(request), deadline))
     batcher.submit(queued)
     batcher.board.wait_for_turn()
     return None
-
-
-def _deadline(request: Any, now: float, timeout_s: float) -> float:
-    requested_us = request.timeout()
-    return now + (min(timeout_s, requested_us / 1e6) if requested_us else timeout_s)
 
 
 def _response(answer: Outputs | RequestError, request_id: str, streamed: bool = False) -> Any:
@@ -123,11 +130,34 @@ def request_id(request: Any) -> str:
 
 
 def parameters(request: Any) -> str:
-    """Return the parameters as JSON, or an empty string.
+    """Return the parameters that are not Triton's own as JSON, or an empty string.
 
     Raises:
         RequestError: One of them is not UTF-8, which Triton does not check over HTTP.
     """
+    given = _parameters(request)
+    if not MAY_BE_RESERVED.search(given):
+        return given
+    return json.dumps(
+        {name: value for name, value in json.loads(given).items() if not RESERVED.fullmatch(name)}
+    )
+
+
+def caller_timeout_s(request: Any) -> float:
+    """Return the time-out that the caller gave, in seconds; infinity without one.
+
+    Raises:
+        RequestError: ``/generate`` handed on one that is not a number of microseconds.
+    """
+    asked = request.timeout()
+    if not asked and '"timeout"' in (given := _parameters(request)):
+        asked = json.loads(given).get("timeout", 0)
+        if type(asked) is not int or asked < 0:
+            raise RequestError(f"'timeout' must be a whole number of microseconds, not {reprlib.repr(asked)}")
+    return asked / 1e6 if asked else math.inf
+
+
+def _parameters(request: Any) -> str:
     try:
         return str(request.parameters())
     except UnicodeDecodeError:

@@ -99,7 +99,7 @@ def post(server: Server, model: str, body: bytes) -> Outputs:
         name: np.atleast_1d(
             np.array(answer[name], np.float32 if name in ("scores", "probabilities") else np.int32)
         )
-        for name in answer.keys() - {"model_name", "model_version"}
+        for name in answer.keys() - {"id", "model_name", "model_version"}
         if not name.startswith("sequence_")
     }
 

@@ -1,7 +1,6 @@
 """The `decode` model: streams tokens and text for a prompt. The logic is in `hiscore.decoding`."""
 
 import logging
-import math
 import os
 import time
 from dataclasses import replace
@@ -25,7 +24,7 @@ from hiscore.device.loss import end_if_device_is_lost
 from hiscore.edge.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.edge.metrics import Counters, Gauges, Rejects
 from hiscore.edge.start import read_start
-from hiscore.edge.triton_io import ReplyTo, error_log, flag, parameters, string, tensor
+from hiscore.edge.triton_io import ReplyTo, caller_timeout_s, error_log, flag, parameters, string, tensor
 from hiscore.errors import to_request_error
 from hiscore.models.facts import generation_context, read_facts
 from hiscore.models.support import choose_selector, has_tokenizer, read_eos_ids
@@ -120,13 +119,12 @@ class TritonPythonModel:
         ids, text = tensor(request, "input_ids"), string(request, "text_input")
         of_shape = ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
         shape = answer_shape(text, params.stream, *(flag(request, name) for name in of_shape))
-        timeout_us = request.timeout()
         now = time.monotonic()
         return DecodeRequest(
             None if ids is None else ids.astype(np.int32),
             text,
             params,
-            deadline=now + timeout_us / 1e6 if timeout_us else math.inf,
+            deadline=now + caller_timeout_s(request),
             start_by=now + self.queue_timeout_s,
             shape=shape,
         )

@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import math
 import sys
 import threading
 import weakref
@@ -90,6 +91,9 @@ class Request:
 
     def timeout(self) -> int:
         return self.timeout_us
+
+    def parameters(self) -> str:
+        return ""
 
 
 @pytest.fixture
@@ -209,3 +213,23 @@ def test_a_request_that_is_answered_is_not_kept(word: str, served: Served) -> No
         assert kept() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "timeout_s"),
+    [
+        ("", "", math.inf),
+        ('{"temperature":0.5}', '{"temperature":0.5}', math.inf),
+        ('{"id":"1","sequence_id":2,"headers":"x","triton_x":1,"top_k":3}', '{"top_k":3}', math.inf),
+        ('{"timeout":2000000}', "{}", 2.0),
+        # Neither a text that quotes such a name nor a name that begins like one is Triton's own.
+        ('{"stop":"[\\"id\\"]","ids":1,"x_timeout":5}', '{"stop":"[\\"id\\"]","ids":1,"x_timeout":5}', math.inf),
+    ],
+)  # fmt: skip
+def test_what_is_tritons_own_is_no_parameter(
+    given: str, left: str, timeout_s: float, triton_io: ModuleType
+) -> None:
+    request = SimpleNamespace(parameters=lambda: given, timeout=lambda: 0)
+    assert triton_io.parameters(request).replace(" ", "") == left
+    assert triton_io.caller_timeout_s(request) == timeout_s
+    assert triton_io.caller_timeout_s(SimpleNamespace(timeout=lambda: 500_000)) == 0.5
