@@ -43,7 +43,12 @@ def plain(checkpoints, before: list[int], tmp_path_factory: pytest.TempPathFacto
         shutil.copytree(SHIPPED / name, directory / "repository" / name)
     flags = ["--disable-auto-complete-config", "--model-control-mode=explicit", "--load-model=*"]
     model = str(checkpoints("qwen3")[0])
-    settings = {"MODEL": model, "HOST_KV_BYTES": str(2**28), "DEVICE_KV_BYTES": str(2**28)}
+    settings = {
+        "MODEL": model,
+        "DTYPE": "bfloat16",
+        "HOST_KV_BYTES": str(2**28),
+        "DEVICE_KV_BYTES": str(2**28),
+    }
     with plain_triton(directory / "repository", directory, *flags, **settings) as server:
         yield server
 
@@ -56,12 +61,13 @@ def test_triton_makes_an_instance_on_each_gpu(plain: PlainTriton) -> None:
         assert len(plain.stubs(model)) == len(every)
 
 
-def test_instances_answer_with_the_same_bits(plain: PlainTriton) -> None:
+def test_every_instance_answers_the_same(plain: PlainTriton) -> None:
     """More calls at once than one instance is given."""
     calls = 32 * torch.cuda.device_count()
     with ThreadPoolExecutor(calls) as pool:
         answers = list(pool.map(lambda _: score_tokens(plain, TOKENS, [1, 2]).scores, range(calls)))
-    assert len({np.asarray(each).tobytes() for each in answers}) == 1
+    # The head adds up in float32 and in an order that depends on its rows; scores are at most 1.
+    np.testing.assert_allclose(answers, np.broadcast_to(answers[0], np.shape(answers)), rtol=0, atol=1e-6)
 
 
 def test_models_give_back_all_memory_and_come_again(plain: PlainTriton, before: list[int]) -> None:
