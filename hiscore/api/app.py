@@ -82,7 +82,9 @@ class Pages:
 
     async def _one(self, request: Request) -> Response:
         self._keys.check(request.headers)
-        return JSONResponse(_model(self._names.check(request.path_params["name"])))
+        if not (name := request.path_params["name"]):
+            raise HTTPException(404)
+        return JSONResponse(_model(self._names.check(name)))
 
     async def _health(self, request: Request) -> Response:
         ready = await self._models.is_ready()

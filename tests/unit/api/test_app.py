@@ -35,6 +35,8 @@ def test_one_model_is_described(client: TestClient, make_client: MakeClient) -> 
     assert named.get("/v1/models/org/a").json()["id"] == "org/a"
     reply = named.get("/v1/models/org/b")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    for nameless in (client, named):
+        assert nameless.get("/v1/models/").status_code == 404
 
 
 def test_without_a_scorer_nothing_is_scored(make_client: MakeClient) -> None:
