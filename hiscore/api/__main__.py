@@ -12,9 +12,11 @@ from starlette.applications import Starlette
 from uvicorn.supervisors import Multiprocess
 
 from hiscore.api.app import create_app
-from hiscore.api.http.protocol import LimitedProtocol
 from hiscore.logs import LogFormat, configure
 from hiscore.settings import ApiProcessSettings
+
+MAX_CONNECTIONS = 1_024
+"""Connections of a process, each of which may hold a body; further ones are answered with 503."""
 
 
 def main() -> int:
@@ -55,7 +57,7 @@ def uvicorn_config(settings: ApiProcessSettings) -> uvicorn.Config:
         date_header=False,
         proxy_headers=False,
         workers=settings.api_processes,
-        limit_concurrency=settings.max_connections,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=settings.drain_timeout_s,
         ssl_certfile=settings.listen_tls_cert,
@@ -69,7 +71,6 @@ def app() -> Starlette:
     """Make the application of a process that uvicorn has just started."""
     settings = ApiProcessSettings()  # type: ignore[call-arg]
     _log_as_models(settings.log_format)
-    LimitedProtocol.header_timeout_s = settings.header_timeout_s
     return create_app(settings)
 
 

@@ -55,12 +55,6 @@ class ApiBounds(ApiSettings, QueueSettings):
 
     max_body_bytes: PositiveInt = 32 * 2**20
     """Bytes of a body, after decompression."""
-    max_connections: PositiveInt = 1_024
-    """Connections per process, each of which may hold a body; further ones are answered with 503."""
-    header_timeout_s: PositiveInt = 10
-    """Seconds until a request's headers must be complete, which fit one packet."""
-    body_timeout_s: PositiveInt = 60
-    """Seconds until a request's body must be complete: the largest in that time takes 4.5 Mbit/s."""
     compute_timeout_s: PositiveInt = 600
     """Seconds that a request may take beside what it may wait (QUEUE_TIMEOUT_S): a stream of 32,768 tokens has to
     make 55 a second."""

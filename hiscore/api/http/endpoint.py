@@ -37,6 +37,8 @@ HEADERS_OF = {
     429: [RETRY_LATER],
     503: [RETRY_LATER],
 }
+# Seconds until a request's body must be complete: the largest in that time takes 4.5 Mbit/s.
+BODY_TIMEOUT_S = 60.0
 # Shorter work is not worth cancelling, and to watch its caller would take a part of its time.
 WATCH_AFTER_S = 0.02
 # Seconds that the reader of a stream may need beyond those of the models.
@@ -119,7 +121,7 @@ class Endpoint:
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         self._keys.check(headers)
         settings = self._settings
-        body = await read_body(receive, headers, settings.max_body_bytes, settings.body_timeout_s)
+        body = await read_body(receive, headers, settings.max_body_bytes, BODY_TIMEOUT_S)
         await check_values(body)
         return body
 

@@ -12,6 +12,10 @@ MAX_HEADER_BYTES = 2**16
 MAX_WAITING = 64
 # Seconds in which a caller has to read something of what is left of an answer when its connection closes.
 UNREAD_S = 60.0
+# Seconds and bytes for which a caller may go on with a request that was answered before its end: a connection that
+# is closed at once is reset, and the reset overtakes the answer.
+LINGER_S = 5.0
+LINGER_BYTES = 2**28
 UPGRADE = b"upgrade"
 
 
@@ -54,16 +58,20 @@ class NoUpgrade(HttpToolsProtocol):
 
 
 class JoinedWrites:
-    """A transport that joins what is written in one turn of the loop, and whose close does not wait without end.
+    """A transport that joins what is written in one turn of the loop, and whose close waits, but not without end.
 
     uvicorn writes the head of an answer and its body apart: a call takes 47 us for 58 once they are one piece. And
     it closes transports in many places; a close waits until the caller has read what is left, if it ever does.
+
+    Attributes:
+        is_sending: The caller is in the middle of a request: it may read the answer only after that.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._parts: list[bytes] = []
-        self._closes = False
+        self._closes = self._ends = self.is_sending = False
+        self._discarded = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -77,15 +85,36 @@ class JoinedWrites:
     def flush(self) -> None:
         """Write what has been kept; nothing once the transport is closing: uvloop's would raise."""
         parts, self._parts = self._parts, []
-        if parts and not self._transport.is_closing():
+        if parts and not self.is_closing():
             self._transport.write(b"".join(parts))
 
+    def is_closing(self) -> bool:
+        return self._closes or self._transport.is_closing()
+
     def close(self) -> None:
-        """Write what has been kept, then close, and give the caller up once nothing was read for a while."""
+        """Write what has been kept, then close: at the second call at once, whatever the caller is sending."""
         self.flush()
+        lingers = self.is_sending and not self.is_closing()
+        self._closes = True
+        if not lingers:
+            self._end()
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(LINGER_S, self._end)
+
+    def discard(self, data: bytes) -> None:
+        """Read on behind the answer, up to a limit."""
+        self._discarded += len(data)
+        if self._discarded > LINGER_BYTES:
+            self._end()
+
+    def _end(self) -> None:
+        """Close, and give the caller up once nothing was read for a while."""
         self._transport.close()
-        if not self._closes:
-            self._closes = True
+        if not self._ends:
+            self._ends = True
             self._wait_for_reader(None)
 
     def _wait_for_reader(self, before: int | None) -> None:
@@ -94,6 +123,27 @@ class JoinedWrites:
             self._transport.abort()
         elif left:
             self._loop.call_later(UNREAD_S, self._wait_for_reader, left)
+
+
+def without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """Let the end of the connection end a stream: uvicorn sends chunks, which HTTP/1.0 does not know."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        has_length = False
+
+        async def send_plain(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer
 
 
 class LimitedProtocol(NoUpgrade):
@@ -122,10 +172,13 @@ class LimitedProtocol(NoUpgrade):
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        self._in_headers = True
+        self._in_headers = self._writes.is_sending = True
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
+        if self._writes.is_closing():
+            self._writes.discard(data)
+            return
         # What comes in one piece with the end of the headers, or of a chunk's, may be the body.
         if self._header_bytes > MAX_HEADER_BYTES:
             self.send_400_response("The request's headers are too large.")
@@ -161,11 +214,18 @@ class LimitedProtocol(NoUpgrade):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._after_chunk_header = False
+        self._after_chunk_header = self._writes.is_sending = False
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._writes.is_sending = True
+        super().send_400_response(msg)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._working = cycle
+        if cycle.scope["http_version"] != "1.1":
+            cycle.keep_alive = cycle.waiting_for_100_continue = False
+            app = without_chunks(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _caller_has_left(self) -> None:
@@ -186,5 +246,6 @@ class LimitedProtocol(NoUpgrade):
 
     def _close(self) -> None:
         self._header_timer = None
+        self._writes.is_sending = False
         if not self.transport.is_closing():
             self.transport.close()

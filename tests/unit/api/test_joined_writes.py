@@ -9,6 +9,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from hiscore.api.http import protocol
 from hiscore.api.http.protocol import JoinedWrites, LimitedProtocol
 
 
@@ -18,7 +19,7 @@ class Recorded(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.pieces: list[bytes] = []
-        self.closing = self.aborted = False
+        self.closing = self.aborted = self.half_closed = False
         self.unread = 0
 
     def write(self, data: Any) -> None:
@@ -30,6 +31,15 @@ class Recorded(asyncio.Transport):
 
     def abort(self) -> None:
         self.aborted = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.half_closed = True
+
+    def resume_reading(self) -> None:
+        pass
 
     def get_write_buffer_size(self) -> int:
         return self.unread
@@ -95,15 +105,41 @@ def test_a_connection_that_closes_is_given_up_once_nobody_reads(left: list[int],
     loop.close()
 
 
+@pytest.mark.parametrize("ends", ["time", "bytes", "asked twice"])
+def test_a_caller_that_is_sending_may_read_the_answer_for_a_while(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "LINGER_BYTES", 10)
+    transport, loop = Recorded(), Timers()
+    joined = JoinedWrites(transport, loop)
+    joined.is_sending = True
+    joined.write(b"a")
+    joined.close()
+    assert joined.is_closing()
+    joined.discard(bytes(10))
+    joined.write(b"b")
+    joined.flush()
+    assert (transport.pieces, transport.half_closed, transport.closing) == ([b"a"], True, False)
+    if ends == "time":
+        (end,) = loop.waiting
+        end()
+    elif ends == "bytes":
+        joined.discard(b"a")
+    else:
+        joined.close()
+    assert transport.closing
+    loop.close()
+
+
 def asked(application: Any, transport: asyncio.Transport) -> tuple[LimitedProtocol, set[asyncio.Task[None]]]:
     """A connection on which a request has come, and the tasks that answer it."""
     config = uvicorn.Config(application, lifespan="off", log_config=None)
     config.load()
     state = ServerState()
-    protocol = LimitedProtocol(config, state, {})
-    protocol.connection_made(transport)
-    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
-    return protocol, state.tasks
+    connection = LimitedProtocol(config, state, {})
+    connection.connection_made(transport)
+    connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    return connection, state.tasks
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -121,9 +157,9 @@ def test_an_answer_is_one_piece_and_each_part_of_a_stream_is_one(streams: bool) 
     transport = Recorded()
 
     async def run() -> None:
-        protocol, tasks = asked(application, transport)
+        connection, tasks = asked(application, transport)
         await asyncio.gather(*tasks)
-        protocol.connection_lost(None)
+        connection.connection_lost(None)
 
     asyncio.run(run())
     ends = [each[-10:] for each in transport.pieces]

@@ -14,7 +14,9 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
+from hiscore.api import __main__ as api_process
 from hiscore.api.__main__ import uvicorn_config
+from hiscore.api.http import endpoint, protocol
 from hiscore.api.http.endpoint import WATCH_AFTER_S
 from hiscore.api.http.protocol import MAX_HEADER_BYTES, MAX_WAITING, LimitedProtocol
 from hiscore.settings import ApiProcessSettings
@@ -30,8 +32,7 @@ pytestmark = pytest.mark.slow
 JSON = "Content-Type: application/json"
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 HEADER_TIMEOUT_S = 1
-# A reset may overtake the answer.
-REFUSED = [b"400", b""]
+MAX_BODY = 2**21
 
 
 @contextmanager
@@ -56,8 +57,10 @@ def address(
 ) -> Iterator[tuple[str, int]]:
     """Whose callers may take as long as they like."""
     monkeypatch.setattr(LimitedProtocol, "header_timeout_s", TIMEOUT_S)
-    limits = {"body_timeout_s": TIMEOUT_S, "max_connections": 30}
-    with served(make_client(**limits), make_settings(**limits)) as found:
+    monkeypatch.setattr(endpoint, "BODY_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(api_process, "MAX_CONNECTIONS", 30)
+    monkeypatch.setattr(protocol, "LINGER_S", TIMEOUT_S)
+    with served(make_client(max_body_bytes=MAX_BODY), make_settings()) as found:
         yield found
 
 
@@ -67,8 +70,8 @@ def hasty(
 ) -> Iterator[tuple[str, int]]:
     """Whose callers may not."""
     monkeypatch.setattr(LimitedProtocol, "header_timeout_s", HEADER_TIMEOUT_S)
-    limits = {"body_timeout_s": 1}
-    with served(make_client(**limits), make_settings(**limits)) as found:
+    monkeypatch.setattr(endpoint, "BODY_TIMEOUT_S", 1)
+    with served(make_client(), make_settings()) as found:
         yield found
 
 
@@ -113,8 +116,8 @@ def test_large_headers_are_refused(address: tuple[str, int]) -> None:
     head = good(*CASES[0]).partition(b"\r\n")
     long = b"X-Long: " + b"a" * 4 * MAX_HEADER_BYTES + b"\r\n"
     many = b"".join(b"X-%d: a\r\n" % number for number in range(20_000))
-    for headers, answers in ((long[-MAX_HEADER_BYTES // 2 :], [b"200"]), (long, REFUSED), (many, REFUSED)):
-        assert ask(address, head[0] + b"\r\nX:" + headers + head[2])[9:12] in answers
+    for headers, status in ((long[-MAX_HEADER_BYTES // 2 :], b"200"), (long, b"400"), (many, b"400")):
+        assert ask(address, head[0] + b"\r\nX:" + headers + head[2])[9:12] == status
 
 
 def in_chunks(path: str, body: object, trailers: bytes = b"") -> bytes:
@@ -127,7 +130,7 @@ def test_large_trailers_are_refused(address: tuple[str, int]) -> None:
     long = b"X-Long: " + b"a" * 16 * MAX_HEADER_BYTES + b"\r\n"
     many = b"X-Many: a\r\n" * MAX_HEADER_BYTES
     for trailers in (long, many):
-        assert ask(address, in_chunks(*CASES[0], trailers))[9:12] in REFUSED
+        assert ask(address, in_chunks(*CASES[0], trailers))[9:12] == b"400"
     for trailers in (b"", b"X-Short: a\r\n"):
         assert ask(address, in_chunks(*CASES[0], trailers)).startswith(b"HTTP/1.1 200")
     # The control: a body in chunks may be as large, and each chunk may come by itself.
@@ -137,10 +140,45 @@ def test_large_trailers_are_refused(address: tuple[str, int]) -> None:
     )
 
 
-@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_a_body_beyond_the_limit_gets_an_answer_that_its_sender_can_read(address: tuple[str, int]) -> None:
+    path, body = CASES[0]
+    # More than the sockets of both sides hold: it is still being sent when it is refused.
+    large = {**body, "user": "a" * 8 * MAX_BODY}
+    for request in (good(path, large), in_chunks(path, large)):
+        with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+            connection.sendall(request)  # no broken pipe
+            head, _, told = read_all(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 413")
+        assert f"larger than {MAX_BODY} bytes" in json.loads(told)["error"]["message"]
+
+
+@pytest.mark.parametrize("header", ["Connection: keep-alive", "Expect: 100-continue"])
+def test_before_http_1_1_the_end_of_the_connection_ends_a_stream(
+    address: tuple[str, int], header: str
+) -> None:
+    path, body = next(case for case in CASES if case[0].endswith("completions"))
+    for streams in (True, False):
+        asked_for = {**body, "stream": streams}
+        newer = ask(address, good(path, asked_for))
+        older = ask(
+            address, post(path, json.dumps(asked_for).encode(), JSON, header).replace(b"1.1", b"1.0", 1)
+        )
+        head, _, content = older.partition(b"\r\n\r\n")
+        assert (b"transfer-encoding" in newer.lower()) == streams  # the control
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"transfer-encoding" not in head.lower()
+        assert b"connection: close" in head
+        if streams:
+            assert content.startswith(b"data: {")
+            assert content.endswith(b"data: [DONE]\n\n")
+        else:
+            assert b"content-length: %d\r" % len(content) in head
+
+
+@pytest.mark.parametrize("offered", ["h2c", "websocket"])
 @pytest.mark.parametrize("pieces", [1, 2, 40])
-def test_an_offer_to_upgrade_is_ignored(address: tuple[str, int], protocol: str, pieces: int) -> None:
-    offer = OFFER.replace(b"h2c", protocol.encode())
+def test_an_offer_to_upgrade_is_ignored(address: tuple[str, int], offered: str, pieces: int) -> None:
+    offer = OFFER.replace(b"h2c", offered.encode())
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         for path, body in CASES[:2]:
             request = good(path, body).replace(b"Connection: close\r\n", offer)
@@ -255,7 +293,7 @@ def test_connections_are_limited(address: tuple[str, int]) -> None:
 
 def test_what_is_no_http_is_refused(address: tuple[str, int]) -> None:
     for garbage in (b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"A" * 1_000 + b"\r\n\r\n"):
-        assert ask(address, garbage)[9:12] in REFUSED
+        assert ask(address, garbage)[9:12] == b"400"
     twice = post("/rerank", b"{}", JSON, "Transfer-Encoding: chunked")
     assert ask(address, twice).startswith(b"HTTP/1.1 4")
     assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200")
@@ -281,13 +319,13 @@ def test_nothing_is_sent_to_a_caller_that_has_just_left(ends: bool, caplog: pyte
         await send({"type": "http.response.body", "body": b""})
 
     async def leave() -> None:
-        protocol, tasks = asked(application, ClosedTransport())
+        connection, tasks = asked(application, ClosedTransport())
         if ends:
-            protocol.eof_received()
+            connection.eof_received()
         answered.set()
         # The control's exception is logged, and then raised by the attempt to say so.
         await asyncio.gather(*tasks, return_exceptions=True)
-        protocol.connection_lost(OSError())
+        connection.connection_lost(OSError())
 
     asyncio.run(leave())
     assert ("Exception in ASGI application" in caplog.text) == (not ends)
