@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "client": 5_050,
     "perf": 10_400,
-    "tests": 58_720,
+    "tests": 59_110,
     "hiscore": 39_900,
     "hiscore/api": 4_335,
     "hiscore/attention": 1_400,
@@ -35,7 +35,7 @@ CEILINGS = {
     "hiscore/scoring": 3_100,
     "hiscore/server": 750,
     "hiscore/settings": 750,
-    "hiscore/tokenization": 1_200,
+    "hiscore/tokenization": 1_220,
 }
 """Lines of Python by folder, subfolders included."""
 DOCSTRING_PERCENT = 17

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from hiscore.checkpoint.errors import CheckpointError
+from hiscore.models.support import UNCONVERTED_TOKENIZERS
 
 # No *.py and no pickle files: neither is ever loaded.
 WANTED = [
@@ -11,13 +12,11 @@ WANTED = [
     "*.safetensors",
     "*.safetensors.index.json",
     "tokenizer.json",
-    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
     "merges.txt",
+    *UNCONVERTED_TOKENIZERS,
     "chat_template.jinja",
     "chat_template.json",
 ]

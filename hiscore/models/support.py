@@ -18,7 +18,16 @@ MODELS = ("score", "classify", "tokenizer", "scorer", "decode")
 ENSEMBLES = ("score", "classify")
 """Models without a process of their own: `tokenizer`, then `scorer`."""
 TOKENIZER_FILE = "tokenizer.json"
-UNCONVERTED_TOKENIZERS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
+UNCONVERTED_TOKENIZERS = (
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "spiece.model",
+    "tiktoken.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+)
 """Files from which transformers can make a TOKENIZER_FILE, with libraries that serving does without."""
 
 DEFAULT_MAX_CONTEXT = 32_768
@@ -83,7 +92,7 @@ def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
     left_out: dict[str, str] = {}
     config = json.loads((checkpoint / "config.json").read_text())
     if not has_tokenizer(checkpoint):
-        left_out["tokenizer"] = _no_tokenizer(checkpoint)
+        left_out["tokenizer"] = no_tokenizer(checkpoint)
     if reason := unscorable(config) or undividable(config, ranks):
         left_out["scorer"] = reason
     if left_out:
@@ -167,7 +176,8 @@ def has_tokenizer(checkpoint: Path) -> bool:
     return (checkpoint / TOKENIZER_FILE).is_file()
 
 
-def _no_tokenizer(checkpoint: Path) -> str:
+def no_tokenizer(checkpoint: Path) -> str:
+    """Reason why a checkpoint without tokenizer.json has no tokenizer, and what to do about it."""
     others = [name for name in UNCONVERTED_TOKENIZERS if (checkpoint / name).is_file()]
     if not others:
         return f"the checkpoint has no {TOKENIZER_FILE}"

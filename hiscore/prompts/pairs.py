@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.tokenizer import PromptTokenizer
+from hiscore.tokenization.file import read_backend
 from hiscore.tokenization.pair_template import read_pair_template
 
 
@@ -16,10 +15,7 @@ class PairPrompts:
 
     def __init__(self, checkpoint: Path) -> None:
         self.tokenizer = PromptTokenizer(checkpoint)
-        backend = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-        backend.no_truncation()
-        backend.no_padding()
-        template = read_pair_template(backend)
+        template = read_pair_template(read_backend(checkpoint))
         if template is None:
             raise ValueError("tokenizer.json has no template for pairs of texts")
         self._template = template

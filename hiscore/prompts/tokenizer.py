@@ -21,6 +21,7 @@ from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, ren
 from hiscore.prompts.shared_beginning import common_length
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.tokenization.batches import by_characters
+from hiscore.tokenization.file import read_state
 from hiscore.tokenization.safe_splits import split_rule
 from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.token_length import max_bytes_per_token
@@ -37,8 +38,7 @@ class PromptTokenizer:
     """
 
     def __init__(self, checkpoint: Path, templates: Iterable[str] = ()) -> None:
-        state = json.loads((checkpoint / "tokenizer.json").read_text())
-        state["truncation"] = state["padding"] = None
+        state = read_state(checkpoint)
         added: list[dict[str, Any]] = state["added_tokens"]
         self._plain = Tokenizer.from_str(json.dumps(state))
         sources = "".join(templates)

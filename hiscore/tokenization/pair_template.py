@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product, takewhile
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -81,14 +80,19 @@ def read_pair_template(backend: Tokenizer) -> PairTemplate | None:
     )
 
 
-def find_pair_template(tokenizer: Any) -> PairTemplate | None:
-    """Take a fast tokenizer's template from what it does to pairs of probes; None if they show none."""
-    template = read_pair_template(tokenizer.backend_tokenizer)
+def find_pair_template(backend: Tokenizer, has_types: bool) -> PairTemplate | None:
+    """Take a fast tokenizer's template from what it does to pairs of probes; None if they show none.
+
+    Args:
+        has_types: The model gets the tokenizer's token types, and not zeros alone.
+    """
+    template = read_pair_template(backend)
     if template is None:
         return None
-    types = _types(tokenizer, PROBES[2], PROBES[3])
-    template = replace(template, token_types=(types[0], types[-1]))
-    return template if all(_holds(template, tokenizer, *pair) for pair in product(PROBES, PROBES)) else None
+    types = backend.encode(PROBES[2], PROBES[3]).type_ids
+    template = replace(template, token_types=(types[0], types[-1]) if has_types else (0, 0))
+    holds = all(_holds(template, backend, has_types, *pair) for pair in product(PROBES, PROBES))
+    return template if holds else None
 
 
 def _span(texts: Sequence[int | None], text: int) -> tuple[int, int]:
@@ -101,20 +105,14 @@ def _common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(takewhile(bool, same))
 
 
-def _types(tokenizer: Any, first: str, second: str) -> list[int]:
-    """Return the token types that a model would get: zeros where the tokenizer gives none."""
-    encoding = tokenizer(first, second)
-    return list(encoding.get("token_type_ids", [0] * len(encoding["input_ids"])))
-
-
-def _holds(template: PairTemplate, tokenizer: Any, first: str, second: str) -> bool:
-    backend = tokenizer.backend_tokenizer
+def _holds(template: PairTemplate, backend: Tokenizer, has_types: bool, first: str, second: str) -> bool:
     a, b = (backend.encode(text, add_special_tokens=False).ids for text in (first, second))
     query, (item,) = template.join(first, [second], a, [b])
     _, (alone,) = template.join("", [first], [], [a])
     types = [template.token_types[0]] * len(query) + [template.token_types[1]] * len(item)
+    pair = backend.encode(first, second)
     return (
-        query + item == list(tokenizer(first, second)["input_ids"])
-        and types == _types(tokenizer, first, second)
-        and alone == list(tokenizer(first)["input_ids"])
+        query + item == pair.ids
+        and (types == pair.type_ids or not has_types)
+        and alone == backend.encode(first).ids
     )

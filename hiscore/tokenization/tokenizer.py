@@ -1,17 +1,31 @@
 """A checkpoint's tokenizer, opened up so that texts can be encoded in parts and many at a time."""
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from hiscore.models.auto_classes import AutoTokenizer
+from hiscore.tokenization.file import read_backend
 from hiscore.tokenization.pair_template import PROBES, PairTemplate, find_pair_template
 from hiscore.tokenization.panics import panics_raised
 from hiscore.tokenization.safe_splits import split_rule
 from hiscore.tokenization.split_rule import SplitRule
 from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.token_length import max_bytes_per_token
+
+log = logging.getLogger(__name__)
+
+# What transformers' classes have been seen to do in their own way: spaces, case, accents, normal forms, marks.
+TELLING = (
+    *PROBES,
+    "  Two  SPACES,\ta naïve ﬁ “quote” … and don't.\n\n x ",
+    "Ｆｕｌｌ\u00a0ｗｉｄｔｈ ① \u200b\u3000e\u0301 1234567 ▁ ##s",
+    "これは果物ですか。สวัสดี 👩\u200d👧 苹果",
+)
+MOST_ADDED = 64
 
 
 @dataclass(frozen=True)
@@ -68,25 +82,17 @@ class TextTokenizer:
 def load_tokenizer(checkpoint: Path, pairs: bool = False) -> TextTokenizer:
     """Load the tokenizer of a local Hugging Face style directory, with `pairs` an encoder's; no remote code.
 
+    A text that transformers' own class reads otherwise than tokenizer.json is named in the log.
+
     Raises:
-        ValueError: There is no fast tokenizer, or transformers does more to a text than the fast tokenizer does.
+        ValueError: There is no tokenizer.json, or it joins pairs of texts by more than special tokens.
     """
-    tokenizer = AutoTokenizer.from_pretrained(
-        checkpoint, use_fast=True, trust_remote_code=False, local_files_only=True
-    )
-    name = type(tokenizer).__name__
-    if not tokenizer.is_fast:
-        raise ValueError(f"{checkpoint}: {name} has no fast tokenizer (tokenizer.json)")
-    pair = find_pair_template(tokenizer) if pairs else None
-    expected = [tokenizer(probe)["input_ids"] for probe in PROBES]
-    backend: Tokenizer = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    if [encoding.ids for encoding in backend.encode_batch_fast(PROBES)] != expected:
-        raise ValueError(f"{checkpoint}: {name} gives other ids than its own fast tokenizer")
+    backend = read_backend(checkpoint)
+    inputs = _inputs_of_transformers(checkpoint, backend, required=pairs)
+    pair = find_pair_template(backend, "token_type_ids" in inputs) if pairs else None
     affixes = find_affixes(backend)
     if pairs and (pair is None or affixes is None):
-        raise ValueError(f"{checkpoint}: {name} joins pairs of texts by more than special tokens around each")
+        raise ValueError(f"{checkpoint} joins pairs of texts by more than special tokens around each")
     prefix, suffix = affixes or ((), ())
     return TextTokenizer(
         backend,
@@ -98,6 +104,36 @@ def load_tokenizer(checkpoint: Path, pairs: bool = False) -> TextTokenizer:
         pair=pair,
         bytes_per_token=max_bytes_per_token(backend),
     )
+
+
+def _inputs_of_transformers(checkpoint: Path, backend: Tokenizer, required: bool) -> Sequence[str]:
+    """Name the inputs that transformers' own class would give a model, after a look at its ids for some texts.
+
+    Without such a class the inputs are none, unless they are `required`: then its error is raised.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        if required:
+            raise
+        log.warning("transformers cannot load this tokenizer: tokenizer.json is used as it is (%s)", error)
+        return ()
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    added |= set(tokenizer.get_added_vocab())
+    for text in (*TELLING, "".join(f" a{each} b{each}" for each in sorted(added)[:MOST_ADDED])):
+        ours, theirs = backend.encode(text).ids, tokenizer(text)["input_ids"]
+        if ours != theirs:
+            log.warning(
+                "tokenizer.json and transformers' %s differ: %.60r has %d tokens and %d; every model and route "
+                "goes by tokenizer.json",
+                type(tokenizer).__name__,
+                text,
+                len(ours),
+                len(theirs),
+            )
+            break
+    inputs: Sequence[str] = tokenizer.model_input_names
+    return inputs
 
 
 def find_affixes(backend: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

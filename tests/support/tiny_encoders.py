@@ -93,7 +93,7 @@ def modern() -> Any:
     )
 
 
-def _trained_unigram(special: list[str]) -> list[tuple[str, float]]:
+def trained_unigram(special: list[str]) -> list[tuple[str, float]]:
     import json
 
     tokenizer = Tokenizer(Unigram())
@@ -108,12 +108,12 @@ def _trained_unigram(special: list[str]) -> list[tuple[str, float]]:
 
 def sentencepiece() -> Any:
     """XLM-RoBERTa's: two separators between the texts of a pair."""
-    return XLMRobertaTokenizer(vocab=_trained_unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]))
+    return XLMRobertaTokenizer(vocab=trained_unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]))
 
 
 def deberta() -> Any:
     """DeBERTa's."""
-    return DebertaV2Tokenizer(vocab=_trained_unigram(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    return DebertaV2Tokenizer(vocab=trained_unigram(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import msgspec
-from tokenizers import Tokenizer
 
+from hiscore.tokenization.file import read_backend
 from hiscore.tokenization.token_bytes import TokenBytes
 from hiscore_client import Chunk
 
@@ -49,7 +49,7 @@ class LogprobsReader:
     """Reads log-probabilities off the chunks of `decode`; the checkpoint's tokenizer names the tokens."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._bytes = TokenBytes(Tokenizer.from_file(str(checkpoint / "tokenizer.json")))
+        self._bytes = TokenBytes(read_backend(checkpoint))
 
     def of_chat(self, chunk: Chunk) -> ChatLogprobs:
         """Read a chunk's log-probabilities, without the token that ended it, which has no text."""
