@@ -13,8 +13,12 @@ from hiscore.settings.retired import RETIRED, retired
 from hiscore.settings.words import shown_default
 
 # Variables that make, the launcher or the libraries below it read, apart from settings.
-OTHERS = {"PYTHON", "VENV", "BIN", "CHECK", "TRITONSERVER", "TRITON_BACKENDS", "TRITON_LIBS", "TMPDIR"}
-PREFIXES = ("CUDA_", "HF_", "HISCORE_", "LD_", "MKL_", "NVIDIA_", "OMP_", "OTEL_", "PIP_", "TORCH", "TRITON_")
+OTHERS = {
+    "PYTHON", "VENV", "BIN", "CHECK", "TRITONSERVER", "TRITON_BACKENDS", "TRITON_LIBS", "TMPDIR",
+    "HISCORE_CACHE", "HISCORE_MODEL_REPOSITORY",
+    "HISCORE_TLS", "HISCORE_TLS_CA", "HISCORE_TLS_CERT", "HISCORE_TLS_KEY", "HISCORE_TLS_NAME",
+}  # fmt: skip
+PREFIXES = ("CUDA_", "HF_", "LD_", "MKL_", "NVIDIA_", "OMP_", "OTEL_", "PIP_", "TORCH", "TRITON_")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -58,6 +62,10 @@ def check_variables(given: Iterable[str]) -> None:
         if name in RETIRED:
             continue
         if name not in settings and name not in OTHERS and not name.startswith(PREFIXES):
-            near = difflib.get_close_matches(name.upper(), [*settings, *OTHERS], n=1, cutoff=0.6)
+            near = [
+                best
+                for spelling in (name.upper().removeprefix("HISCORE_"), name.upper())
+                for best in difflib.get_close_matches(spelling, [*settings, *OTHERS], n=1, cutoff=0.6)
+            ]
             hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists all settings"
             raise LaunchError(f"{name} is not a setting: {hint}")

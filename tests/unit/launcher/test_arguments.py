@@ -1,5 +1,6 @@
 """The launcher's arguments, and variables of make that nothing reads."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,9 @@ def test_an_unknown_argument_is_refused() -> None:
         ("MODLE", "did you mean MODEL?"),
         ("GRPCPORT", "did you mean GRPC_PORT?"),
         ("max_items", "did you mean MAX_ITEMS?"),
+        ("HISCORE_PORT", "did you mean API_PORT?"),
+        ("HISCORE_MODEL", "did you mean MODEL?"),
+        ("HISCORE_CACH", "did you mean HISCORE_CACHE?"),
         ("WHATEVER_ELSE_THIS_IS", "docs/settings.md lists all settings"),
     ],
 )
@@ -59,6 +63,11 @@ def test_a_misspelt_setting_is_refused_with_what_was_meant(name: str, hint: str)
 
 def test_what_is_read_is_accepted() -> None:
     check_variables(["MODEL", "MAX_ITEMS", "VENV", "PYTHON", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "CHECK"])
+    # Our own names begin alike, and are all known: the pages have them, with one of the client alone.
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    named = set(re.findall(r"HISCORE_[A-Z_]+[A-Z]", pages)) - {"HISCORE_URL"}
+    assert {"HISCORE_CACHE", "HISCORE_TLS_CERT"} < named
+    check_variables(named)
 
 
 @pytest.mark.parametrize(
