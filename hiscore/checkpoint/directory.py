@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from hiscore.checkpoint.errors import CheckpointError
+from hiscore.models.stored_config import MODELOPT
 from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 
 ADAPTER = "adapter_config.json"
@@ -23,6 +24,8 @@ def check_directory(directory: Path) -> Path:
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"'{directory}' has no config.json: is it a Hugging Face style checkpoint?")
     _check_json(directory / "config.json")
+    if (directory / MODELOPT).is_file():
+        _check_json(directory / MODELOPT)
     if (directory / ADAPTER).is_file():
         raise CheckpointError(
             f"'{directory}' holds an adapter ('{ADAPTER}'): merge it into the weights (PEFT's "

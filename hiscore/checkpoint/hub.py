@@ -9,6 +9,7 @@ from hiscore.models.support import UNCONVERTED_TOKENIZERS
 WANTED = [
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "*.safetensors",
     "*.safetensors.index.json",
     "tokenizer.json",

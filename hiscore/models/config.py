@@ -3,7 +3,6 @@
 The config is read by transformers, whose classes fill in each family's defaults.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
 from hiscore.models.quantization.schemes import in_fp8
+from hiscore.models.stored_config import stored_config
 from hiscore.models.support import context_limit, is_classifier, unscorable
 from hiscore.models.text_towers import text_config
 
@@ -86,7 +86,7 @@ def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple
         UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.
         ValueError: `max_context` exceeds the checkpoint's context.
     """
-    if reason := unscorable(json.loads((checkpoint / "config.json").read_text())):
+    if reason := unscorable(stored_config(checkpoint)):
         raise UnsupportedCheckpoint(reason)
     config = read_config(checkpoint)
     # Once more with what transformers made of it: defaults, and keys that replace others.

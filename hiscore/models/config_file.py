@@ -7,6 +7,7 @@ from typing import Any
 
 from hiscore.models.auto_classes import AutoConfig
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.stored_config import stored_config
 from hiscore.models.text_towers import TEXT_TOWERS
 
 
@@ -14,6 +15,8 @@ def read_config(checkpoint: Path) -> Any:
     """Read transformers' config of a checkpoint, or raise `UnsupportedCheckpoint` if transformers refuses it."""
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+        if quantised := stored_config(checkpoint).get("quantization_config"):
+            config.quantization_config = quantised
         if getattr(of_texts(config), "rope_parameters", None):
             # Its models do so before they compute frequencies: an original context beside rope_parameters replaces
             # that in them, under older names of longrope only now.

@@ -11,7 +11,9 @@ from hiscore.models.families import DECODER_FAMILIES, family_of
 from hiscore.models.family import CLASSIFIER, DsaFamily
 from hiscore.models.model_classes import unknown_class
 from hiscore.models.rules import CAUSAL_RULE, COMMON_RULES, UNIDIRECTIONAL_RULE, Config
+from hiscore.models.stored_config import stored_config
 from hiscore.models.text_towers import TEXT_TOWERS, text_config
+from hiscore.models.weight_bytes import unreadable
 from hiscore.settings import Selector
 
 MODELS = ("score", "classify", "tokenizer", "scorer", "decode")
@@ -90,16 +92,17 @@ def most_context(config: Config, max_context: int | None) -> int:
 def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
     """Sort the models into those that a checkpoint can serve, on so many devices each, and the others."""
     left_out: dict[str, str] = {}
-    config = json.loads((checkpoint / "config.json").read_text())
+    config = stored_config(checkpoint)
     if not has_tokenizer(checkpoint):
         left_out["tokenizer"] = no_tokenizer(checkpoint)
-    if reason := unscorable(config) or undividable(config, ranks):
+    unread = unreadable(checkpoint)
+    if reason := unscorable(config) or undividable(config, ranks) or unread:
         left_out["scorer"] = reason
     if left_out:
         left_out |= dict.fromkeys(ENSEMBLES, f"it needs the {' and the '.join(left_out)}")
     elif not is_classifier(config.get("architectures")):
         left_out["classify"] = "a language model has no labels of its own; 'score' takes them with each call"
-    if reason := undecodable(config) or undividable(config, ranks):
+    if reason := undecodable(config) or undividable(config, ranks) or unread:
         left_out["decode"] = reason
     family = family_of(config)
     selectors = family.selectors if family else ()

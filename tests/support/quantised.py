@@ -39,6 +39,8 @@ class Scheme:
 
     config: dict[str, Any]
     write: Writer
+    beside: bool = False
+    """The config is in hf_quant_config.json instead of config.json."""
 
 
 def _fp8(weight: Tensor, peaks: Tensor, name: str) -> Written:
@@ -138,11 +140,78 @@ def gptq_v2(weight: Tensor) -> Written:
     return _gptq(weight, torch.arange(weight.shape[1]) // GROUP, symmetric=False, subtracted=0)
 
 
+def bitsandbytes(weight: Tensor, nested: bool) -> Written:
+    """Codes of blocks of 64, the first of a byte in its upper half; nested scales have codes in blocks of 8."""
+
+    def coded(values: Tensor, block: int, codes: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes of evenly spaced values, those values, and the scale of each block."""
+        table = torch.linspace(-1, 1, codes)
+        padded = torch.nn.functional.pad(values, (0, -len(values) % block)).view(-1, block)
+        peaks = padded.abs().amax(1)
+        nearest = (padded / peaks[:, None] * (codes - 1) / 2 + (codes - 1) / 2).round().long()
+        return nearest.flatten()[: len(values)], table, peaks
+
+    codes, table, peaks = coded(weight.flatten(), 64, 16)
+    state: dict[str, Any] = {
+        "quant_type": "nf4",
+        "blocksize": 64,
+        "dtype": "float16",
+        "shape": [*weight.shape],
+    }
+    parts = {"weight": (codes[0::2] * 16 + codes[1::2]).to(torch.uint8)[:, None], "weight.quant_map": table}
+    if nested:
+        offset = peaks.mean()
+        inner, inner_table, inner_peaks = coded(peaks - offset, 8, 256)
+        parts |= {"weight.absmax": inner.to(torch.uint8), "weight.nested_quant_map": inner_table}
+        parts["weight.nested_absmax"] = inner_peaks
+        state |= {"nested_blocksize": 8, "nested_dtype": "float32", "nested_offset": float(offset)}
+        peaks = inner_table[inner] * inner_peaks.repeat_interleave(8)[: len(peaks)] + offset
+    else:
+        parts["weight.absmax"] = peaks
+    text = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    dense = table[codes] * peaks.repeat_interleave(64)[: weight.numel()]
+    return Written({**parts, "weight.quant_state.bitsandbytes__nf4": text}, dense.reshape(weight.shape))
+
+
+def llm_int8(weight: Tensor) -> Written:
+    peaks = weight.abs().amax(1)
+    values = (weight / peaks[:, None] * 127).round().to(torch.int8)
+    parts = {"weight": values, "SCB": peaks, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return Written(parts, values.float() * (peaks / 127)[:, None])
+
+
+def modelopt_nvfp4() -> Scheme:
+    """The NVFP4 of compressed-tensors under Model Optimizer's names, with the inverse of its scale of a tensor."""
+    of_library = nvfp4()
+
+    def write(weight: Tensor) -> Written:
+        written = of_library.write(weight)
+        names = {"weight": "weight_packed", "weight_scale": "weight_scale"}
+        parts = {name: written.parts[other] for name, other in names.items()}
+        parts["weight_scale_2"] = 1 / written.parts["weight_global_scale"][0]
+        return Written({**parts, "input_scale": torch.tensor(0.037)}, written.dense)
+
+    config = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "ignore": ["lm_head", "*layers.1.self_attn*"],
+    }
+    return Scheme(config, write)
+
+
+def nvfp4() -> Scheme:
+    return compressed(
+        format="nvfp4-pack-quantized", type="float", num_bits=4, strategy="tensor_group", group_size=GROUP
+    )
+
+
 def compressed(**weights: Any) -> Scheme:
     """What the library compressed-tensors itself writes and reads with these weight arguments."""
     from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     form = weights.pop("format")
     arguments = QuantizationArgs(**weights)
@@ -155,16 +224,27 @@ def compressed(**weights: Any) -> Scheme:
             state = {"weight": weight, "weight_scale": fp8_in_blocks(weight).parts["weight_scale_inv"]}
             parts = compressor.compress(state, scheme)
             return Written(parts, compressor.decompress(parts, scheme)["weight"])
-        size = {"tensor": weight.numel(), "channel": shape[1], "group": GROUP}[str(arguments.strategy)]
+        sizes = {"tensor": weight.numel(), "channel": shape[1], "group": GROUP, "tensor_group": GROUP}
+        size = sizes[str(arguments.strategy)]
         grouped = weight.reshape(-1, size)
         low, high = grouped.amin(1), grouped.amax(1)
-        scales, zeros = calculate_qparams(low, high, arguments)
+        of_tensor = generate_gparam(low.min(), high.max()) if arguments.strategy == "tensor_group" else None
+        scales, zeros = calculate_qparams(low, high, arguments, of_tensor)
         grid = (1,) if arguments.strategy == "tensor" else (shape[0], shape[1] // size)
         state = {"weight": weight, "weight_scale": scales.reshape(grid)}
         if not arguments.symmetric:
             state["weight_zero_point"] = zeros.reshape(grid)
+        if of_tensor is not None:
+            state["weight_global_scale"] = of_tensor.reshape(1)
         parts = compressor.compress(state, scheme)
-        return Written(parts, compressor.decompress(parts, scheme)["weight"])
+        if of_tensor is None:
+            return Written(parts, compressor.decompress(parts, scheme)["weight"])
+        # `decompress` rounds to bfloat16.
+        values = unpack_fp4_from_uint8(parts["weight_packed"], *shape, torch.float32)
+        dense = dequantize(
+            values, parts["weight_scale"].float(), args=arguments, dtype=torch.float32, global_scale=of_tensor
+        )
+        return Written(parts, dense)
 
     config = {
         "quant_method": "compressed-tensors",
@@ -210,11 +290,33 @@ MXFP4 = {
     ],
 }
 """Of openai/gpt-oss-20b."""
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 SCHEMES: dict[str, Callable[[], Scheme]] = {
     "fp8-tensor": lambda: Scheme(
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, fp8_per_tensor
     ),
     "fp8-channel": lambda: Scheme({"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_per_channel),
+    "fbgemm-fp8": lambda: Scheme(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        fp8_per_channel,
+    ),
+    "modelopt-fp8": lambda: Scheme(
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, fp8_per_tensor
+    ),
+    "modelopt-fp8-beside": lambda: Scheme(
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "FP8",
+            "kv_cache_quant_algo": "FP8",
+            "exclude_modules": ["lm_head"],
+        },
+        fp8_per_tensor,
+        beside=True,
+    ),
+    "modelopt-nvfp4": modelopt_nvfp4,
+    "bitsandbytes-nf4": lambda: Scheme(BITSANDBYTES, lambda weight: bitsandbytes(weight, nested=False)),
+    "bitsandbytes-nested": lambda: Scheme(BITSANDBYTES, lambda weight: bitsandbytes(weight, nested=True)),
+    "bitsandbytes-int8": lambda: Scheme({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
     "fp8-block": lambda: Scheme(
         {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(BLOCK)}, fp8_in_blocks
     ),
@@ -239,6 +341,7 @@ SCHEMES: dict[str, Callable[[], Scheme]] = {
     "compressed-fp8-block": lambda: compressed(
         format="float-quantized", type="float", num_bits=8, strategy="block", block_structure=list(BLOCK)
     ),
+    "compressed-nvfp4": nvfp4,
     "compressed-int8": lambda: compressed(
         format="int-quantized", type="int", num_bits=8, strategy="channel", symmetric=False
     ),
@@ -274,6 +377,9 @@ def make(dense: Path, scheme: Scheme, quantised: Path, leave: tuple[str, ...] = 
         tensors[name] = written.dense.float().contiguous()
     save_file(tensors, dense / "model.safetensors", {"format": "pt"})
     save_file(stored, quantised / "model.safetensors", {"format": "pt"})
+    if scheme.beside:
+        (quantised / "hf_quant_config.json").write_text(json.dumps({"quantization": scheme.config}))
+        return quantised
     config = json.loads((quantised / "config.json").read_text())
     config["quantization_config"] = scheme.config
     (quantised / "config.json").write_text(json.dumps(config))

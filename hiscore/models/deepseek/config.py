@@ -4,7 +4,6 @@ The config is read by transformers, whose classes fill in each family's defaults
 differ only in the indexer: how it pairs rotary dimensions, and that GLM's layers may share a selection.
 """
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from hiscore.models.config import ExpertShape
 from hiscore.models.config_file import check_sizes, malformed_refused, read_config
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DSA_FAMILIES
+from hiscore.models.stored_config import stored_config
 from hiscore.models.support import context_limit, unsupported
 
 SIZES = (
@@ -83,7 +83,7 @@ def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple
         UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.
         ValueError: `max_context` exceeds the checkpoint's context.
     """
-    if reason := unsupported(json.loads((checkpoint / "config.json").read_text())):
+    if reason := unsupported(stored_config(checkpoint)):
         raise UnsupportedCheckpoint(reason)
     config = read_config(checkpoint)
     # Once more with what transformers made of it: defaults, and keys that replace others.

@@ -1,6 +1,5 @@
 """The encoder over packed rows: one loop over layers for every family and device."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.weights import EncoderLayer, EncoderReader, EncoderWeights
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.reader import CheckpointReader
+from hiscore.models.stored_config import stored_config
 from hiscore.models.support import context_limit, unscorable
 from hiscore.server.progress import Advance, no_progress
 
@@ -67,7 +67,7 @@ def read_encoder_architecture(
         UnsupportedCheckpoint: It cannot be computed.
         ValueError: `max_context` exceeds the checkpoint's context.
     """
-    if reason := unscorable(json.loads((checkpoint / "config.json").read_text())):
+    if reason := unscorable(stored_config(checkpoint)):
         raise UnsupportedCheckpoint(reason)
     config = read_config(checkpoint)
     if reason := unscorable(config.to_dict()):

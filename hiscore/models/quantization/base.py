@@ -41,6 +41,11 @@ class Format(ABC):
         """True if scales in fp8 are powers of two, those of activations included."""
         return False
 
+    def split(self, stored: str) -> tuple[str, str]:
+        """Split a tensor's name into its module and the name of a part."""
+        module, _, part = stored.rpartition(".")
+        return module, part
+
     def is_excluded(self, module: str) -> bool:
         """True if the config leaves a module unquantised."""
         return any(names_module(pattern, module) for pattern in self.excluded)

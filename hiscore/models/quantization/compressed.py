@@ -1,4 +1,4 @@
-"""`quant_method: compressed-tensors`: what llm-compressor writes, in float 8, int 8, and packed int 4 or 8."""
+"""`quant_method: compressed-tensors`: of llm-compressor, in float 8, int 8, NVFP4, and packed int 4 or 8."""
 
 import re
 from collections.abc import Mapping
@@ -9,15 +9,17 @@ from torch import Tensor
 
 from hiscore.models.quantization.base import KV_CACHE_SCALES, Format
 from hiscore.models.quantization.fp8 import e4m3, fp8_scales
-from hiscore.models.quantization.unpacking import scale, scales_of_rows, unpack
+from hiscore.models.quantization.unpacking import nvfp4, scale, scales_of_rows, unpack
 
 COMPANIONS = (
     "weight_packed",
     "weight_scale",
+    "weight_global_scale",
     "weight_zero_point",
     "weight_shape",
     "weight_g_idx",
     "input_scale",
+    "input_global_scale",
     "input_zero_point",
     "output_scale",
     "output_zero_point",
@@ -27,7 +29,7 @@ COMPANIONS = (
 class CompressedTensors(Format):
     """Several groups of modules, each with its own scheme.
 
-    Source: compressed_tensors.compressors (naive_quantized, pack_quantized), and `match_name` of its utils.
+    Source: compressed_tensors.compressors (naive_quantized, pack_quantized, nvfp4), and `match_name` of its utils.
     """
 
     method = "compressed-tensors"
@@ -50,9 +52,11 @@ class CompressedTensors(Format):
 
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
         weights = self._scheme(module)
-        bits = int(weights["num_bits"])
         if "weight_packed" in parts:
-            return _unpack(parts, bits)
+            if weights["type"] == "float":
+                scales = parts["weight_scale"].float() / parts["weight_global_scale"]
+                return nvfp4(parts["weight_packed"], scales)
+            return _unpack(parts, int(weights["num_bits"]))
         values = e4m3(parts["weight"]) if weights["type"] == "float" else _int8(parts["weight"])
         zeros = parts.get("weight_zero_point")
         return scale(values, fp8_scales(parts), zeros, self._block(module))

@@ -19,7 +19,7 @@ class Fp8(Format):
 
     method = "fp8"
     companions = dict.fromkeys(
-        ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale"), "weight"
+        ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "input_scale_ub"), "weight"
     )
     dropped = KV_CACHE_SCALES
     excluded_keys = ("modules_to_not_convert", "ignored_layers")
@@ -46,6 +46,12 @@ class Fp8(Format):
         return scale(e4m3(parts["weight"]), fp8_scales(parts), block=self._block)
 
 
+class FbgemmFp8(Fp8):
+    """Weights that Meta quantised by FBGEMM: weight_scale for each channel, and an upper bound of activations."""
+
+    method = "fbgemm_fp8"
+
+
 def e4m3(weight: Tensor) -> Tensor:
     """Return a weight, or raise ValueError if it is of another dtype."""
     if weight.dtype != torch.float8_e4m3fn:
@@ -63,4 +69,5 @@ def fp8_scales(parts: Mapping[str, Tensor]) -> Tensor:
     scales = parts["weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"]
     if scales.dtype == torch.uint8:
         raise ValueError("the scales are exponents (uint8), as MXFP8 has them")
-    return scales
+    # Model Optimizer keeps the dimensions inside a block: [blocks, 1, blocks, 1].
+    return scales[:, 0, :, 0] if scales.ndim == 4 else scales

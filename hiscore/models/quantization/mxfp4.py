@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from hiscore.models.quantization.base import Format
+from hiscore.models.quantization.unpacking import unpack_e2m1
 
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Values of the 16 codes of e2m1."""
 BIAS = 127
 COMPANIONS = {
     f"{name}_{part}": name for name in ("gate_up_proj", "down_proj") for part in ("blocks", "scales")
@@ -35,14 +34,13 @@ class Mxfp4(Format):
             raise ValueError(
                 f"blocks {list(blocks.shape)} and scales {list(scales.shape)} do not fit together"
             )
-        # A code times a power of two is a bfloat16, if the exponent is.
-        table = torch.tensor(VALUES, dtype=torch.bfloat16, device=blocks.device)
         experts, outs = blocks.shape[:2]
         weight = torch.empty(
-            (experts, outs, blocks[0, 0].numel() * 2), dtype=table.dtype, device=blocks.device
+            (experts, outs, blocks[0, 0].numel() * 2), dtype=torch.bfloat16, device=blocks.device
         )
         # Expert by expert: the codes take eight times the memory of the bytes that hold them.
         for expert, block, exponents in zip(weight, blocks, scales, strict=True):
-            codes = torch.stack((block & 0xF, block >> 4), dim=-1).flatten(-2)
-            expert.copy_(torch.ldexp(table[codes.int()], exponents[..., None].int() - BIAS).flatten(1))
+            # A code times a power of two is a bfloat16, if the exponent is.
+            values = unpack_e2m1(block, torch.bfloat16)
+            expert.copy_(torch.ldexp(values, exponents[..., None].int() - BIAS).flatten(1))
         return weight.transpose(1, 2)

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 
 from hiscore.models.rules import Config
+from hiscore.models.stored_config import MODELOPT as BESIDE
 
 SERVED = (
-    "fp8 (e4m3; per tensor, per channel or in blocks), compressed-tensors (float 8, int 8, packed int "
-    "4 or 8), awq (gemm, 4 bits), gptq (4 or 8 bits) and mxfp4"
+    "fp8 and fbgemm_fp8 (e4m3; per tensor, per channel or in blocks), modelopt (FP8 and NVFP4), "
+    "compressed-tensors (float 8, int 8, NVFP4, packed int 4 or 8), bitsandbytes (nf4, fp4 and int8), awq (gemm, "
+    "4 bits), gptq (4 or 8 bits) and mxfp4"
 )
 
 
@@ -25,11 +27,25 @@ def unserved(config: Config) -> str | None:
     return f"its weights are quantised by {method} with {reason}; served are {SERVED}" if reason else None
 
 
+def without_scale(name: str, dtype: str, quantised: bool) -> str:
+    """Say that a weight cannot be read for want of a scale, or of a config that says what its scale means."""
+    if quantised:
+        return f"'{name}' is {dtype}, and the checkpoint holds no scale for it"
+    return (
+        f"'{name}' is {dtype}, and neither config.json (quantization_config) nor {BESIDE} says how to read it"
+    )
+
+
 def in_fp8(config: Config) -> bool:
     """True if weights of a checkpoint that is served are stored in fp8."""
     quantised = config.get("quantization_config") or {}
+    method = quantised.get("quant_method")
+    if method == "modelopt":
+        return any(algorithm.startswith("FP8") for algorithm in modelopt_algorithms(quantised))
     weights = [group.get("weights") or {} for group in (quantised.get("config_groups") or {}).values()]
-    return quantised.get("quant_method") == "fp8" or any(each.get("type") == "float" for each in weights)
+    return method in ("fp8", "fbgemm_fp8") or any(
+        (each.get("type"), each.get("num_bits")) == ("float", 8) for each in weights
+    )
 
 
 def _fp8(quantised: Config) -> str | None:
@@ -58,7 +74,8 @@ def _compressed_tensors(quantised: Config) -> str | None:
             return "a group without weights"
         if (form, weights.get("type"), weights.get("num_bits")) not in COMPRESSED:
             return described
-        if weights.get("strategy") not in ("tensor", "channel", "group", "block"):
+        strategies = ("tensor_group",) if form == NVFP4 else ("tensor", "channel", "group", "block")
+        if weights.get("strategy") not in strategies:
             return f"strategy '{weights.get('strategy')}' of {described}"
     return None
 
@@ -99,17 +116,49 @@ def gptq_rules(quantised: Config) -> dict[str, Config | None]:
     }
 
 
-def _mxfp4(quantised: Config) -> str | None:
+def _modelopt(quantised: Config) -> str | None:
+    algorithms = modelopt_algorithms(quantised)
+    if unknown := sorted(algorithms - MODELOPT):
+        return f"quant_algo '{unknown[0]}'"
+    return (
+        "several quant_algo, of which one has blocks"
+        if "FP8_PB_WO" in algorithms and len(algorithms) > 1
+        else None
+    )
+
+
+def modelopt_algorithms(quantised: Config) -> set[str]:
+    """Formats of weights that Model Optimizer names; empty if only the KV cache is quantised."""
+    layers = (quantised.get("quantized_layers") or {}).values()
+    named = [each.get("quant_algo") for each in layers] or [quantised.get("quant_algo")]
+    return {str(name).upper() for name in named if name}
+
+
+def _bitsandbytes(quantised: Config) -> str | None:
+    if quantised.get("load_in_8bit"):
+        return None
+    if (kind := quantised.get("bnb_4bit_quant_type", "fp4")) not in ("nf4", "fp4"):
+        return f"bnb_4bit_quant_type '{kind}'"
+    storage = quantised.get("bnb_4bit_quant_storage") or "uint8"
+    return None if storage == "uint8" else f"bnb_4bit_quant_storage '{storage}'"
+
+
+def _all(quantised: Config) -> str | None:
     return None
 
 
 RULES: dict[str, Callable[[Config], str | None]] = {
     "fp8": _fp8,
+    "fbgemm_fp8": _all,
+    "modelopt": _modelopt,
+    "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "awq": _awq,
     "gptq": _gptq,
-    "mxfp4": _mxfp4,
+    "mxfp4": _all,
 }
+MODELOPT = {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8"}
+NVFP4 = "nvfp4-pack-quantized"
 COMPRESSED = {
     ("naive-quantized", "float", 8),
     ("float-quantized", "float", 8),
@@ -117,4 +166,5 @@ COMPRESSED = {
     ("int-quantized", "int", 8),
     ("pack-quantized", "int", 4),
     ("pack-quantized", "int", 8),
+    (NVFP4, "float", 4),
 }

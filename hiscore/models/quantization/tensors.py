@@ -4,7 +4,6 @@ A weight is dequantised when it is read, on the device, so that only one at a ti
 fp8 may be read as they are, too. On the device "meta" nothing is read but headers: for a plan of the memory.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +16,14 @@ from torch import Tensor
 from hiscore.models.cut import UNCUT, Cut, shape_of
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.base import Format
+from hiscore.models.quantization.bitsandbytes import BitsAndBytes
 from hiscore.models.quantization.compressed import CompressedTensors
-from hiscore.models.quantization.fp8 import Fp8
+from hiscore.models.quantization.fp8 import FbgemmFp8, Fp8
 from hiscore.models.quantization.gptq import Awq, Gptq
+from hiscore.models.quantization.modelopt import Modelopt
 from hiscore.models.quantization.mxfp4 import Mxfp4
+from hiscore.models.quantization.schemes import without_scale
+from hiscore.models.stored_config import stored_config
 from hiscore.models.text_towers import text_config, text_tensor
 from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 
@@ -35,7 +38,8 @@ DTYPES = {
 """Names of dtypes in the headers of safetensors."""
 ROWS_COMPARED = 4_096
 FORMATS: Mapping[str, type[Format]] = {
-    format_.method: format_ for format_ in (Fp8, CompressedTensors, Awq, Gptq, Mxfp4)
+    format_.method: format_
+    for format_ in (Fp8, FbgemmFp8, CompressedTensors, Awq, Gptq, Mxfp4, Modelopt, BitsAndBytes)
 }
 
 
@@ -54,7 +58,7 @@ class CheckpointTensors:
             for handle in _open_shards(checkpoint)
             for name in handle.keys()  # noqa: SIM118
         }
-        config = json.loads((checkpoint / "config.json").read_text())
+        config = stored_config(checkpoint)
         of_texts = text_config(config)
         self._format = _format_of(of_texts.get("quantization_config"))
         self._parts = self._by_weight(has_images=of_texts is not config)
@@ -74,11 +78,12 @@ class CheckpointTensors:
         Raises:
             UnsupportedCheckpoint: Its parts are not what the config announces.
         """
-        stored, last = self._parts[name], _split(name)[1]
+        stored, last = self._parts[name], name.rpartition(".")[2]
         if stored.keys() == {last}:
             source = self._slice(stored[last])
+            self._check_dtype(name, source)
             check_shape(name, shape_of(source), shape)
-            return self._plain(name, cut.of(source).to(self._device))
+            return cut.of(source).to(self._device)
         if shape is not None and self._device.type == "meta":
             return cut.of(torch.empty(shape, device="meta"))
         inside = cut if self._format is not None and self._format.parts_have_rows else UNCUT
@@ -92,7 +97,7 @@ class CheckpointTensors:
 
     def read_fp8(self, name: str) -> tuple[Tensor, Tensor, int] | None:
         """Read a weight as it is stored, or raise like `read`; None if that is not fp8. See `Format.in_fp8`."""
-        parts, last = self._parts_of(name), _split(name)[1]
+        parts, last = self._parts_of(name), name.rpartition(".")[2]
         if parts.keys() == {last}:
             return None
         return self._by_format(name, lambda of, module: of.in_fp8(module, parts))
@@ -129,7 +134,7 @@ class CheckpointTensors:
         """Result of the format for a module, named as it is stored; errors name the tensor."""
         assert self._format is not None
         try:
-            return work(self._format, _split(next(iter(self._parts[name].values())))[0])
+            return work(self._format, self._format.split(next(iter(self._parts[name].values())))[0])
         except (KeyError, ValueError) as error:
             missing = f"it has no {error}" if isinstance(error, KeyError) else error
             raise UnsupportedCheckpoint(
@@ -160,11 +165,11 @@ class CheckpointTensors:
                 str(dtype).removeprefix("torch."),
             )  # fmt: skip
 
-    def _plain(self, name: str, tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point() and tensor.element_size() > 1:
-            return tensor
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        raise UnsupportedCheckpoint(f"'{name}' is {dtype}, and the checkpoint holds no scale for it")
+    def _check_dtype(self, name: str, source: Any) -> None:
+        dtype = source.dtype if isinstance(source, Tensor) else DTYPES.get(source.get_dtype())
+        if dtype is None or not dtype.is_floating_point or dtype.itemsize == 1:
+            said = str(dtype or source.get_dtype()).removeprefix("torch.")
+            raise UnsupportedCheckpoint(without_scale(name, said, self._format is not None))
 
     def _by_weight(self, has_images: bool) -> dict[str, dict[str, str]]:
         """Names of each tensor's stored parts; with images, of the text tower's, under a text model's names."""
@@ -173,13 +178,14 @@ class CheckpointTensors:
             name = text_tensor(stored) if has_images else stored
             if name is None:
                 continue
-            module, last = _split(name)
             if self._format is None:
-                parts[name] = {last: stored}
-            elif last not in self._format.dropped:
+                parts[name] = {name.rpartition(".")[2]: stored}
+                continue
+            module, last = self._format.split(name)
+            if last not in self._format.dropped:
                 weight = self._format.companions.get(last, last)
                 parts.setdefault(f"{module}.{weight}" if module else weight, {})[last] = stored
-                if weight != last and self._format.is_excluded(_split(stored)[0]):
+                if weight != last and self._format.is_excluded(self._format.split(stored)[0]):
                     raise UnsupportedCheckpoint(
                         f"the config leaves '{module}' unquantised, but the checkpoint holds '{stored}'"
                     )
@@ -192,11 +198,6 @@ def check_shape(name: str, found: Sequence[int], announced: Sequence[int] | None
         raise UnsupportedCheckpoint(
             f"'{name}' has shape {list(found)}, the config announces {list(announced)}"
         )
-
-
-def _split(name: str) -> tuple[str, str]:
-    module, _, last = name.rpartition(".")
-    return module, last
 
 
 def _format_of(quantised: Mapping[str, Any] | None) -> Format | None:

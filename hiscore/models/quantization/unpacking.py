@@ -5,6 +5,26 @@ import math
 import torch
 from torch import Tensor
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Values of the 16 codes of a float of 4 bits."""
+
+
+def unpack_e2m1(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers in uint8 [..., n], [..., 2 n], of which the lower half of a byte is the first.
+
+    Raises:
+        ValueError: What is packed is not uint8.
+    """
+    if packed.dtype != torch.uint8:
+        raise ValueError(f"the weight is {str(packed.dtype).removeprefix('torch.')}, not uint8")
+    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+    return torch.tensor(E2M1, dtype=dtype, device=packed.device)[codes.int()]
+
+
+def nvfp4(packed: Tensor, scales: Tensor) -> Tensor:
+    """Numbers in `packed`, uint8 [out, in / 2], times the scales of neighbours, float32 [out, in / 16]."""
+    return scale(unpack_e2m1(packed, torch.float32), scales)
+
 
 def unpack(words: Tensor, bits: int) -> Tensor:
     """Split int32 words, [..., n], into unsigned integers, the lowest bits first: int32 [..., n 32 / bits]."""

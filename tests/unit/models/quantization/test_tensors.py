@@ -2,18 +2,23 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from hiscore.layers.fp8 import quantise
 from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.quantization.schemes import unserved
 from hiscore.models.quantization.tensors import CheckpointTensors
+from hiscore.models.support import servable
+from hiscore.models.weight_bytes import unreadable
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
@@ -25,6 +30,7 @@ from tests.support.strategies import random_tokens
 from tests.support.tiny_models import VOCABULARY
 
 CPU = torch.device("cpu")
+BY_LIBRARIES = Path(__file__).parents[3] / "data" / "quantised_by_libraries.safetensors"
 NAME = "model.layers.0.mlp.down_proj.weight"
 
 
@@ -78,20 +84,46 @@ def test_every_weight_is_exact(scheme: str, tmp_path: Path) -> None:
         torch.testing.assert_close(tensors.read(name).float(), weight, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("scheme", ["fp8-block", "gptq-desc-act", "compressed-int4-zeros", "awq"])
+def test_what_libraries_wrote_is_what_they_read(tmp_path: Path) -> None:
+    """A layer as bitsandbytes and NVIDIA's Model Optimizer wrote it, and as they dequantise it themselves.
+
+    The file's header has their versions. Neither is installed for the tests: they are large.
+    """
+    with safe_open(BY_LIBRARIES, framework="pt") as file:
+        configs, stored = json.loads(file.metadata()["configs"]), load_file(BY_LIBRARIES)
+    assert {config["quant_method"] for config in configs.values()} == {"bitsandbytes", "modelopt"}
+    for name, config in configs.items():
+        parts = {
+            part.partition("/")[2]: value for part, value in stored.items() if part.startswith(f"{name}/")
+        }
+        dense = parts.pop("dense")
+        save_file({f"layer.{part}": value for part, value in parts.items()}, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+        assert unserved({"quantization_config": config}) is unreadable(tmp_path) is None
+        found = CheckpointTensors(tmp_path, CPU).read("layer.weight", dense.shape).float()
+        # Factors are multiplied in another order.
+        torch.testing.assert_close(found, dense, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["fp8-block", "gptq-desc-act", "compressed-int4-zeros", "awq", "bitsandbytes-nf4"]
+)
 def test_a_wrong_scale_shows(scheme: str, tmp_path: Path) -> None:
     """The control: the comparison above notices one scale of one weight."""
     checkpoint, dense = written(scheme, tmp_path)
     file = checkpoint / "model.safetensors"
     tensors = load_file(file)
-    name = next(name for name in tensors if name.startswith(NAME.removesuffix("weight")) and "scale" in name)
+    of_layer = (name for name in tensors if name.startswith(NAME.removesuffix("weight")))
+    name = next(name for name in of_layer if "scale" in name or "absmax" in name)
     tensors[name].view(-1)[-1] *= 1.5
     save_file(tensors, file)
     found = CheckpointTensors(checkpoint, CPU).read(NAME).float()
     assert (found - load_file(dense / "model.safetensors")[NAME]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("scheme", ["fp8-channel", "fp8-block-32", "compressed-fp8-tensor"])
+@pytest.mark.parametrize(
+    "scheme", ["fp8-channel", "fp8-block-32", "compressed-fp8-tensor", "modelopt-fp8-beside"]
+)
 def test_projections_stay_in_fp8_where_they_are_and_nothing_else_does(
     scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,6 +188,26 @@ def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedCheckpoint, match=says) as refused:
             CheckpointTensors(change(checkpoint, **parts), CPU).read(NAME)
         assert NAME in str(refused.value)
+        # The check before a start reads headers: it sees that there is no scale.
+        assert bool(unreadable(checkpoint)) == (parts.get("weight_scale_inv", weight) is None)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["fp8-block", "modelopt-fp8-beside", "modelopt-nvfp4", "bitsandbytes-int8"]
+)
+def test_weights_that_no_config_describes_are_refused_before_a_start(scheme: str, tmp_path: Path) -> None:
+    checkpoint, _ = written(scheme, tmp_path)
+    (checkpoint / "tokenizer.json").write_text("{}")
+    assert "scorer" in servable(checkpoint).models
+    config = json.loads((checkpoint / "config.json").read_text())
+    config.pop("quantization_config", None)
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    (checkpoint / "hf_quant_config.json").unlink(missing_ok=True)
+    says = "neither config.json (quantization_config) nor hf_quant_config.json says how to read it"
+    for model in ("scorer", "decode"):
+        assert says in servable(checkpoint).left_out[model]
+    with pytest.raises(UnsupportedCheckpoint, match=re.escape(says)):
+        load_decoder_scorer(checkpoint, "cpu", "float32", 64)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +218,10 @@ def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         ("awq", "modules_to_not_convert", "mlp"),
         ("compressed-fp8-channel", "ignore", "re:.*mlp.*"),
         ("compressed-fp8-channel", "ignore", "model.layers.0.mlp.down_proj"),
+        ("modelopt-fp8", "ignore", "model.layers.*.mlp*"),
+        ("modelopt-nvfp4", "ignore", "*.0.mlp"),
+        ("bitsandbytes-nf4", "llm_int8_skip_modules", "mlp"),
+        ("fbgemm-fp8", "modules_to_not_convert", "model.layers.0.mlp.down_proj"),
     ],
 )
 def test_config_and_file_must_agree(scheme: str, key: str, entry: str, tmp_path: Path) -> None:
@@ -230,12 +286,14 @@ def test_gptq_may_have_rules_for_some_modules(tmp_path: Path) -> None:
             load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
 
 
-def test_scales_of_a_quantised_cache_are_left_out(tmp_path: Path) -> None:
-    checkpoint, _ = written("compressed-fp8-tensor", tmp_path)
+@pytest.mark.parametrize("scheme", ["compressed-fp8-tensor", "modelopt-fp8-beside"])
+def test_scales_of_a_quantised_cache_are_left_out(scheme: str, tmp_path: Path) -> None:
+    checkpoint, _ = written(scheme, tmp_path)
     file = checkpoint / "model.safetensors"
     scale = torch.tensor([0.1])
     attention = "model.layers.0.self_attn"
-    more = {f"{attention}.{name}": scale.clone() for name in ("k_scale", "v_scale", "k_proj.output_scale")}
+    names = ("k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale")
+    more = {f"{attention}.{name}": scale.clone() for name in names}
     save_file(load_file(file) | more, file)
     load_decoder_scorer(checkpoint, "cpu", "float32", 64)
 
