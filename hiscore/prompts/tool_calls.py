@@ -2,12 +2,33 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from hiscore.prompts.answer_parts import Content, Part, ToolCall, split_at
 
-DECODER = json.JSONDecoder()
+# Finds where a value ends; a number of any length is as good as another for that.
+DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
+
+
+class WrittenCall(msgspec.Struct):
+    """A call in JSON. Models mix up the names that two families give the arguments."""
+
+    name: str
+    arguments: Raw | UnsetType = UNSET
+    parameters: Raw | UnsetType = UNSET
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Calls as a grammar has them: each is `call`, with ``$quoted`` or ``$name`` and ``$arguments`` in it."""
+
+    call: str
+    before: str = ""
+    between: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -15,20 +36,24 @@ class ToolFormat:
     """The way in which a family writes calls.
 
     Attributes:
+        layout: The calls and the marks as the family writes them.
         begin: The mark before calls; empty: an answer that begins with one of `openings` is calls.
         end: The mark behind them; empty: the end of the answer.
         read: The calls of the text between the marks; raises ValueError if they are none.
         special: The mark is a special token, which has no text by default.
         id_length: Characters of a call's id, for templates that demand so many; 0: any.
+        offered: The functions that may be called, where no mark tells a call from other JSON; empty: any.
     """
 
     name: str
     begin: str
     end: str
     read: Callable[[str], list[ToolCall]]
+    layout: Layout
     openings: str = ""
     special: bool = False
     id_length: int = 0
+    offered: frozenset[str] = frozenset()
 
 
 class ToolCallReader:
@@ -38,7 +63,8 @@ class ToolCallReader:
         self._format = tool_format
         self._inside = self._undecided = not tool_format.begin
         self._held = ""
-        self._any = False
+        self._space = ""  # what is dropped beside calls
+        self._beside = False  # nothing but white space has followed a call
 
     def push(self, text: str) -> list[Part]:
         text, self._held = self._held + text, ""
@@ -59,11 +85,9 @@ class ToolCallReader:
                 self._inside, text = False, after
                 continue
             if not self._format.begin:
-                return [*parts, Content(text)]
+                return [*parts, *self._content(text)]
             before, text, self._inside = split_at(text, self._format.begin)
-            # Between calls there is white space alone.
-            if before and not (self._any and not before.strip()):
-                parts.append(Content(before))
+            parts += self._content(before)
             if not self._inside:
                 self._held = text
                 break
@@ -73,20 +97,32 @@ class ToolCallReader:
         held, self._held = self._held, ""
         if self._inside and not self._undecided:
             return self._calls(held)
-        return [Content(held)] if held else []
+        return self._content(held)
+
+    def _content(self, text: str) -> list[Part]:
+        """Pass text on, but hold white space back as long as it may stand between two calls."""
+        text, self._space = self._space + text, ""
+        if self._beside and not text.strip():
+            self._space = text
+            return []
+        self._beside = False
+        return [Content(text)] if text else []
 
     def _calls(self, text: str, end: str = "") -> list[Part]:
+        offered = self._format.offered
         try:
             calls = self._format.read(text)
+            if offered and not offered.issuperset(call.name for call in calls):
+                raise ValueError("a function that nobody offers")
         except (ValueError, RecursionError):
-            return [Content(f"{self._format.begin}{text}{end}")]
-        self._any = True
+            return self._content(f"{self._format.begin}{text}{end}")
+        self._space, self._beside = "", True
         return list(calls)
 
 
 def read_hermes(text: str) -> list[ToolCall]:
     """``{"name": .., "arguments": {..}}``, as Hermes and Qwen write it."""
-    return [_call(json.loads(text))]
+    return [_call(msgspec.json.decode(text, type=WrittenCall))]
 
 
 def read_llama3(text: str) -> list[ToolCall]:
@@ -94,8 +130,8 @@ def read_llama3(text: str) -> list[ToolCall]:
     calls, at = [], 0
     text = text.strip()
     while at < len(text):
-        value, end = DECODER.raw_decode(text, at)
-        calls.append(_call(value))
+        _, end = DECODER.raw_decode(text, at)
+        calls.append(_call(msgspec.json.decode(text[at:end], type=WrittenCall), needs_arguments=True))
         rest = text[end:].lstrip(" \n;")
         at = len(text) - len(rest)
     return calls
@@ -113,35 +149,39 @@ def read_mistral(text: str) -> list[ToolCall]:
             # Between the two, special tokens were left out.
             name, arguments = each[: each.index("{")], each[each.index("{") :]
         name = name.partition("[CALL_ID]")[0].strip()
-        calls.append(_call({"name": name, "arguments": json.loads(arguments)}))
+        calls.append(_call(WrittenCall(name, msgspec.json.decode(arguments, type=Raw))))
     return calls
 
 
 def read_list(text: str) -> list[ToolCall]:
     """A list of ``{"name": .., "arguments": {..}}``."""
-    entries = json.loads(text)
-    if not isinstance(entries, list) or not entries:
+    entries = msgspec.json.decode(text, type=list[WrittenCall])
+    if not entries:
         raise ValueError("not a list of calls")
     return [_call(entry) for entry in entries]
 
 
-def _call(value: Any) -> ToolCall:
-    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
+def _call(written: WrittenCall, needs_arguments: bool = False) -> ToolCall:
+    given = written.parameters if written.arguments is UNSET else written.arguments
+    # Read no further: a number may be larger than any that could be written again.
+    arguments = (
+        "" if given is UNSET and needs_arguments else "{}" if given is UNSET else bytes(given).decode()
+    )
+    if not written.name or not arguments.startswith("{"):
         raise ValueError("not a call")
-    # Models mix up the names of the two families.
-    given: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
-    if not isinstance(given, dict):
-        raise ValueError("arguments are no object")
-    arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
-    # Half a surrogate pair, escaped, is read but cannot be sent: UnicodeEncodeError is a ValueError.
-    (name + arguments).encode()
-    return ToolCall(name, arguments)
+    return ToolCall(written.name, arguments)
 
 
-HERMES = ToolFormat("Hermes", "<tool_call>", "</tool_call>", read_hermes)
-LLAMA3 = ToolFormat("Llama 3", "", "", read_llama3, openings="{")
-MISTRAL = ToolFormat("Mistral", "[TOOL_CALLS]", "", read_mistral, special=True, id_length=9)
-FORCED = ToolFormat("JSON", "", "", read_list, openings="[")
+IN_HERMES = Layout('<tool_call>\n{"name": $quoted, "arguments": $arguments}\n</tool_call>', between="\n")
+HERMES = ToolFormat("Hermes", "<tool_call>", "</tool_call>", read_hermes, IN_HERMES)
+IN_LLAMA3 = Layout('{"name": $quoted, "parameters": $arguments}', between="; ")
+LLAMA3 = ToolFormat("Llama 3", "", "", read_llama3, IN_LLAMA3, openings="{")
+IN_LIST = Layout('{"name": $quoted, "arguments": $arguments}', "[", ", ", "]")
+IN_MISTRAL = replace(IN_LIST, before="[TOOL_CALLS] [")
+MISTRAL = ToolFormat("Mistral", "[TOOL_CALLS]", "", read_mistral, IN_MISTRAL, special=True, id_length=9)
+MISTRAL_ARGS = replace(MISTRAL, layout=Layout("[TOOL_CALLS]$name[ARGS]$arguments"))
+"""Mistral's later versions."""
+FORCED = ToolFormat("JSON", "", "", read_list, IN_LIST, openings="[")
 """The format of an answer that a JSON schema confines to calls."""
 
 
@@ -150,7 +190,7 @@ def format_of(template: str) -> ToolFormat | None:
     if "tools" not in template:
         return None
     if "[TOOL_CALLS]" in template:
-        return MISTRAL
+        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     # Qwen3-Coder has the same marks around a format of its own.
     if "<tool_call>" in template and "arguments" in template and "<function=" not in template:
         return HERMES

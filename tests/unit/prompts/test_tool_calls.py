@@ -1,14 +1,25 @@
 """Calls of tools are found in text that comes in any pieces; what only looks like one stays text."""
 
 import json
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.prompts.answer_parts import Content, Part, ToolCall
-from hiscore.prompts.tool_calls import FORCED, HERMES, LLAMA3, MISTRAL, ToolCallReader, ToolFormat, format_of
+from hiscore.prompts.tool_calls import (
+    FORCED,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    ToolCallReader,
+    ToolFormat,
+    format_of,
+)
 from tests.support import chat_templates
 
 
@@ -26,6 +37,8 @@ def read(tool_format: ToolFormat, pieces: Sequence[str]) -> list[Part]:
 
 WEATHER = ToolCall("weather", '{"city": "Zürich <b>"}')
 TIME = ToolCall("time", "{}")
+IN_MARKS = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+OFFERING_TIME = replace(LLAMA3, offered=frozenset(["time"]))
 ANSWERS: list[tuple[ToolFormat, str, list[Part]]] = [
     (HERMES, '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich <b>"}}\n</tool_call>', [WEATHER]),
     (
@@ -41,7 +54,16 @@ ANSWERS: list[tuple[ToolFormat, str, list[Part]]] = [
     (HERMES, '<tool_call>{"name": "time", "arguments": [1]}</tool_call>', [
         Content('<tool_call>{"name": "time", "arguments": [1]}</tool_call>')]),
     (LLAMA3, '{"name": "weather", "parameters": {"city": "Zürich <b>"}}', [WEATHER]),
-    (LLAMA3, '\n{"name": "time", "parameters": {}}; {"name": "time"}', [TIME, TIME]),
+    (LLAMA3, '\n{"name": "time", "parameters": {}}; {"name": "time", "parameters": {}}', [TIME, TIME]),
+    (LLAMA3, '{"name": "time"}', [Content('{"name": "time"}')]),
+    (LLAMA3, '{"name": "time", "parameters": {}} {"name": "me", "age": 3}', [
+        Content('{"name": "time", "parameters": {}} {"name": "me", "age": 3}')]),
+    (OFFERING_TIME, '{"name": "time", "parameters": {}}', [TIME]),
+    (OFFERING_TIME, '{"name": "Alice", "parameters": {}}', [Content('{"name": "Alice", "parameters": {}}')]),
+    (HERMES, "\n\n" + IN_MARKS + " \n", [Content("\n\n"), TIME]),
+    (HERMES, IN_MARKS + "Yes\n\nNo \n" + IN_MARKS, [TIME, Content("Yes\n\nNo \n"), TIME]),
+    (HERMES, IN_MARKS + "\nDone\n\n a b  c\n\n- x\n", [TIME, Content("\nDone\n\n a b  c\n\n- x\n")]),
+    (HERMES, IN_MARKS + "\n <tool_call>{}</tool_call>", [TIME, Content("\n <tool_call>{}</tool_call>")]),
     (LLAMA3, '{"name": "weather", "arguments": {"city": "Zürich <b>"}}', [WEATHER]),
     (HERMES, '<tool_call>{"name": "weather", "parameters": {"city": "Zürich <b>"}}</tool_call>', [WEATHER]),
     (LLAMA3, '{"is": "JSON"}', [Content('{"is": "JSON"}')]),
@@ -60,23 +82,31 @@ ANSWERS: list[tuple[ToolFormat, str, list[Part]]] = [
 
 
 @pytest.mark.parametrize(("tool_format", "text", "expected"), ANSWERS)
-def test_calls_are_found_by_letters_too(tool_format: ToolFormat, text: str, expected: list[Part]) -> None:
-    assert read(tool_format, [text]) == expected
-    assert read(tool_format, list(text)) == expected
+def test_calls_are_found_in_any_pieces(tool_format: ToolFormat, text: str, expected: list[Part]) -> None:
+    choose = random.Random(1)
+    cuts = (sorted(choose.sample(range(1, len(text)), choose.randrange(len(text)))) for _ in range(30))
+    cut = ([text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)] for at in cuts)
+    for pieces in ([text], list(text), *cut):
+        assert read(tool_format, pieces) == expected
     for call in expected:
         if isinstance(call, ToolCall):
             json.loads(call.arguments)
 
 
-@pytest.mark.parametrize("value", [r'"\ud83d"', "NaN", "-Infinity", "1e999", "9" * 5_000])
+@pytest.mark.parametrize("value", [r'"\ud83d"', "NaN", "-Infinity", "01", '"\n"', "[" * 100_000])
 def test_what_no_answer_can_hold_is_no_call(value: str) -> None:
     text = f'[{{"name": "time", "arguments": {{"at": {value}}}}}]'
     assert read(FORCED, [text]) == [Content(text)]
 
 
-def test_control_a_whole_surrogate_pair_is_a_character() -> None:
-    text = r'[{"name": "time", "arguments": {"at": "\ud83c\udf4e"}}]'
-    assert read(FORCED, [text]) == [ToolCall("time", '{"at": "🍎"}')]
+@pytest.mark.parametrize("value", [r'"\ud83c\udf4e"', "1e999", "48e308774289", "9" * 5_000, "1.50"])
+@pytest.mark.parametrize("tool_format", [FORCED, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS])
+def test_control_whatever_is_json_is_a_call_and_stays_as_written(tool_format: ToolFormat, value: str) -> None:
+    arguments = f'{{"at":{value}, "on": []}}'
+    layout = tool_format.layout
+    call = layout.call.replace("$quoted", '"time"').replace("$name", "time").replace("$arguments", arguments)
+    text = f"{layout.before}{call}{layout.between}{call}{layout.after}"
+    assert read(tool_format, [text]) == [ToolCall("time", arguments)] * 2
 
 
 @given(st.text(st.sampled_from('<>tol_ca{}"[] \n')), st.sampled_from([HERMES, MISTRAL, LLAMA3, FORCED]))
@@ -88,6 +118,7 @@ def test_text_without_a_call_is_passed_through(text: str, tool_format: ToolForma
 def test_a_format_is_known_by_its_template() -> None:
     assert format_of(chat_templates.QWEN3) is HERMES
     assert format_of(chat_templates.MISTRAL) is MISTRAL
+    assert format_of(chat_templates.MISTRAL + "[ARGS]") is MISTRAL_ARGS
     assert format_of("{% if tools %}<|python_tag|>{% endif %}") is LLAMA3
     assert format_of("{{ tools }}<tool_call>\n<function=name> arguments") is None
     assert format_of("{{ tools }}") is None
