@@ -47,8 +47,13 @@ class Models:
         prompt: str | Sequence[int],
         parameters: Mapping[str, bool | int | float | str],
         request_id: str,
+        words: Mapping[str, str],
     ) -> AsyncGenerator[Chunk, None]:
-        """Call `decode` with its parameters, by name; leaving the loop cancels its sequence."""
+        """Call `decode` with its parameters, by name; leaving the loop cancels its sequence.
+
+        Args:
+            words: The caller's words for those of `decode`, where it refuses.
+        """
         try:
             chunks = self._client.generate(
                 prompt, max_tokens=None, parameters=parameters, timeout=self._timeout_s, request_id=request_id
@@ -59,7 +64,7 @@ class Models:
                         raise ApiError(503, "the models have ended this generation: try again later")
                     yield chunk
         except HiscoreError as error:
-            raise from_models(error, PROMPT) from None
+            raise from_models(error, {**PROMPT, **words}) from None
 
     async def is_ready(self) -> bool:
         try:

@@ -130,5 +130,17 @@ def test_a_conversation_with_calls_goes_on(api: Api) -> None:
         {"role": "tool", "content": "a fruit", "tool_call_id": "call_1"},
     ]
     assert call(api, CHAT, {**BODY, "messages": messages, "max_tokens": 2}).status == 200
-    both = {"tool_choice": "required", "response_format": {"type": "json_object"}}
-    assert call(api, CHAT, {**BODY, **both}).status == 400
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_beside_a_form_of_the_answer_the_model_may_call(api: Api, choice: str) -> None:
+    answer = {"name": "answer", "schema": {"enum": ["yes", "no"]}, "strict": True}
+    form = {"response_format": {"type": "json_schema", "json_schema": answer}, "tool_choice": choice}
+    found = [call(api, CHAT, {**BODY, **form, "seed": seed}).json["choices"][0] for seed in range(4)]
+    for each in found:
+        if calls := each["message"].get("tool_calls"):
+            check(calls, NAMES)
+        else:
+            assert json.loads(each["message"]["content"]) in ("yes", "no")
+    kinds = {each["finish_reason"] for each in found}
+    assert kinds <= {"tool_calls", "stop"} if choice == "auto" else kinds == {"tool_calls"}

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -10,7 +10,8 @@ from msgspec import Meta
 from hiscore.api.chat.answer import ChatAnswer, ChatCompletion, ChatStream
 from hiscore.api.chat.generation import Generations, Generator
 from hiscore.api.chat.messages import ChatMessage, Tool, as_template_knows
-from hiscore.api.chat.sampling import GeneratedTokens, GenerationRequest
+from hiscore.api.chat.sampling import GeneratedTokens, GenerationRequest, Parameter
+from hiscore.api.chat.structured_outputs import FIELD
 from hiscore.api.chat.tools import ToolChoice, ToolUse, tool_use
 from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import bad_request
@@ -71,24 +72,29 @@ class Chat:
             raise bad_request("this model has no chat template: use /v1/completions", "messages")
         times = self._generator.metrics.token_times(ROUTE)
         try:
+            parameters = self._generator.sampling.parameters(request)
             use = tool_use(
                 request.tools,
                 request.tool_choice,
                 request.parallel_tool_calls is not False,
                 self._conversations,
+                cast("str | None", parameters.get("json_schema")),
             )
             prompt = await _prompt(self._conversations, request, use)
         except RecursionError:
             raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
-        parameters = self._parameters(request, use, self._conversations)
+        parameters |= _further(request, use, self._conversations)
+        if use.grammar is not None:
+            parameters = _confined(parameters, use.grammar, request)
+        words = {**request.words, **use.words}
         generations = Generations(
-            self._generator.models, [prompt.ids], request.choices, parameters, request_id, times
+            self._generator.models, [prompt.ids], request.choices, parameters, request_id, times, words
         )
         tells_reasoning = self._conversations.reasons and request.separate_reasoning is not False
         answers = [
             ChatAnswer(
                 index,
-                prompt.reasoning if tells_reasoning and use.schema is None else None,
+                prompt.reasoning if tells_reasoning and use.grammar is None else None,
                 use.format,
                 request.parallel_tool_calls is not False,
                 self._generator.logprobs if request.logprobs else None,
@@ -109,25 +115,29 @@ class Chat:
             **identity, choices=[answer.choice for answer in answers], usage=generations.usage
         )
 
-    def _parameters(self, request: ChatRequest, use: ToolUse, conversations: Conversations) -> dict[str, Any]:
-        parameters = self._generator.sampling.parameters(request)
-        if request.max_completion_tokens is not None:
-            parameters["max_tokens"] = request.max_completion_tokens
-        if request.top_logprobs and not request.logprobs:
-            raise bad_request("'top_logprobs' needs 'logprobs': true", "top_logprobs")
-        if request.logprobs:
-            parameters["logprobs"] = request.top_logprobs or 0
-        if use.schema is not None:
-            if "json_schema" in parameters:
-                raise bad_request(
-                    "'tool_choice' asks for a call, and 'response_format' for text", "tool_choice"
-                )
-            parameters["json_schema"] = use.schema
-        if use.format and use.format.special:
-            parameters["skip_special_tokens"] = False
-        if conversations.end_ids and not request.ignore_eos:
-            parameters["stop_token_ids"] = str([*(request.stop_token_ids or []), *conversations.end_ids])
-        return parameters
+
+def _further(request: ChatRequest, use: ToolUse, conversations: Conversations) -> dict[str, Parameter]:
+    """Make the parameters beside those of completions, too."""
+    parameters: dict[str, Parameter] = {}
+    if request.max_completion_tokens is not None:
+        parameters["max_tokens"] = request.max_completion_tokens
+    if request.top_logprobs and not request.logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+    if request.logprobs:
+        parameters["logprobs"] = request.top_logprobs or 0
+    if use.format and use.format.special:
+        parameters["skip_special_tokens"] = False
+    if conversations.end_ids and not request.ignore_eos:
+        parameters["stop_token_ids"] = str([*(request.stop_token_ids or []), *conversations.end_ids])
+    return parameters
+
+
+def _confined(parameters: dict[str, Parameter], grammar: str, request: ChatRequest) -> dict[str, Parameter]:
+    """Put the grammar of calls in the place of the schema, which is a part of it where it holds."""
+    if others := {"regex", "ebnf"} & parameters.keys():
+        field = FIELD if request.structured_outputs else min(others)
+        raise bad_request(f"'{field}' cannot hold for an answer that calls 'tools' by a grammar", field)
+    return {name: value for name, value in parameters.items() if name != "json_schema"} | {"ebnf": grammar}
 
 
 async def _prompt(conversations: Conversations, request: ChatRequest, use: ToolUse) -> ChatPrompt:

@@ -77,7 +77,7 @@ class Completions:
             parameters["logprobs"] = request.logprobs
         times = self._generator.metrics.token_times(ROUTE)
         generations = Generations(
-            self._generator.models, prompts, request.choices, parameters, request_id, times
+            self._generator.models, prompts, request.choices, parameters, request_id, times, request.words
         )
         head = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
         choices = self._choices(generations)

@@ -35,9 +35,11 @@ class Generations:
         parameters: Mapping[str, Parameter],
         request_id: str,
         times: TokenTimes,
+        words: Mapping[str, str],
     ) -> None:
         self._models, self._prompts, self._choices = models, prompts, choices
         self._parameters, self._request_id, self._times = parameters, request_id, times
+        self._words = words
         self._last: dict[int, Chunk] = {}
 
     @property
@@ -63,6 +65,7 @@ class Generations:
             self._prompts[index // self._choices],
             of_choice(self._parameters, index % self._choices),
             request_id,
+            self._words,
         )
 
     @property

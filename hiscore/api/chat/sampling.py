@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from hiscore.api.chat.structured_outputs import Grammar, StructuredOutputs, confinement
+from hiscore.api.chat.structured_outputs import FIELD, Grammar, StructuredOutputs, confinement, for_grammar
 from hiscore.api.http.errors import bad_request
 from hiscore.api.wire import Ignored, Request, TokenId
 from hiscore.prompts.chat import read_json
@@ -23,14 +23,15 @@ Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Salt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=2**16)]
 # Of generation_config.json, what a request may leave to the checkpoint; as vLLM and SGLang read it.
+GRAMMARS = {"json_schema", "regex", "ebnf"}
 SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """The options of a stream."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Ignored = None
 
 
@@ -40,7 +41,7 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     schema: dict[str, Any]
     description: Ignored = None
-    strict: Ignored = None
+    strict: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,6 +49,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class GenerationRequest(Request, kw_only=True):
@@ -59,7 +61,7 @@ class GenerationRequest(Request, kw_only=True):
     max_tokens: GeneratedTokens | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
@@ -97,6 +99,13 @@ class GenerationRequest(Request, kw_only=True):
         return self.n or 1
 
     @property
+    def words(self) -> dict[str, str]:
+        """The names that the request has for the grammars of `decode`."""
+        if self.structured_outputs is None:
+            return {"'json_schema'": "'response_format'"}
+        return {f"'{name}'": f"'{FIELD}'" for name in GRAMMARS}
+
+    @property
     def tells_usage(self) -> bool:
         """True if a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -122,6 +131,8 @@ class Sampling:
                  "include_stop_str_in_output", "ignore_eos", "regex", "ebnf", "sparse", "cache_salt")  # fmt: skip
         given: dict[str, Parameter] = dict(self._defaults)
         given |= {name: value for name in names if (value := getattr(request, name)) is not None}
+        if given.get("top_p") == 0:  # the likeliest token alone
+            given |= {"top_p": 1.0, "top_k": 1}
         if given.get("top_k") == -1:  # off, as vLLM and SGLang write it
             given["top_k"] = 0
         if request.logit_bias:
@@ -133,7 +144,7 @@ class Sampling:
         if (schema := _schema(request.response_format)) is not None:
             given["json_schema"] = schema
         if request.structured_outputs is not None:
-            if twice := {"json_schema", "regex", "ebnf"} & given.keys():
+            if twice := GRAMMARS & given.keys():
                 other = "response_format" if "json_schema" in twice else min(twice)
                 raise bad_request(
                     f"'structured_outputs' and '{other}' exclude each other", "structured_outputs"
@@ -164,7 +175,7 @@ def _schema(wanted: ResponseFormat | None) -> str | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return json.dumps({"type": "object"})
+        return json.dumps({"type": "object"} if wanted.schema is None else for_grammar(wanted.schema, False))
     if wanted.json_schema is None:
         raise bad_request("'response_format.json_schema' is needed for its type", "response_format")
-    return json.dumps(wanted.json_schema.schema)
+    return json.dumps(for_grammar(wanted.json_schema.schema, bool(wanted.json_schema.strict)))

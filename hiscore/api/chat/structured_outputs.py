@@ -1,6 +1,7 @@
 """``structured_outputs`` of vLLM: the schema, expression, grammar or choices that an answer must follow."""
 
 import json
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -13,6 +14,11 @@ MAX_GRAMMAR = 2**16
 """Characters, as `decode` checks them, too."""
 Grammar: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR)]
 FIELD = "structured_outputs"
+# Regular expressions that no grammar follows: those that look around or back.
+BEYOND = re.compile(r"\(\?<?[=!]|\\[bB1-9]|\\k<")
+# Of llguidance.
+LENIENT = {"lenient": True}
+VALUES = ("const", "default", "enum", "examples")
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -52,6 +58,23 @@ def confinement(wanted: StructuredOutputs) -> dict[str, str]:
         case {"json": schema}:
             return {"json_schema": json.dumps(schema)}
     return {"json_schema": json.dumps({"type": "object"})}
+
+
+def for_grammar(schema: dict[str, Any], strict: bool) -> dict[str, Any]:
+    """Write a schema for llguidance: unless `strict`, it leaves out keywords, formats and patterns beyond it."""
+    return schema if strict else {**_without_patterns(schema), "x-guidance": LENIENT}
+
+
+def _without_patterns(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_patterns(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: each if name in VALUES else _without_patterns(each)
+        for name, each in schema.items()
+        if not (name == "pattern" and isinstance(each, str) and BEYOND.search(each))
+    }
 
 
 def _any_of(choices: list[str]) -> str:

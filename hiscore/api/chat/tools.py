@@ -1,19 +1,16 @@
 """The tools that a chat request lets the model call, and how its answer is read and confined for that."""
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from hiscore.api.chat.call_grammar import grammar_of_calls, words_of
 from hiscore.api.chat.messages import ChosenTools, FunctionName, Tool
 from hiscore.api.http.errors import bad_request
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.tool_calls import FORCED, ToolFormat
-
-# Of llguidance: a small model in doubt would write white space to the end.
-ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTools
 
@@ -22,18 +19,27 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTools
 class ToolUse:
     """The use that a request makes of tools.
 
-    The template gets `tools`, calls are written in `format`, and JSON Schema `schema` confines the whole answer.
+    The template gets `tools`, calls are written in `format`, and `grammar` confines the whole answer. `words` are
+    the caller's for what `decode` calls the parts of that grammar.
     """
 
     tools: list[Any] | None = None
     format: ToolFormat | None = None
-    schema: str | None = None
+    grammar: str | None = None
+    words: Mapping[str, str] = field(default_factory=dict)
 
 
 def tool_use(
-    tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool, conversations: Conversations
+    tools: Sequence[Tool] | None,
+    choice: ToolChoice | None,
+    parallel: bool,
+    conversations: Conversations,
+    answer: str | None = None,
 ) -> ToolUse:
     """Read the tools that a request offers and the calls that it asks for, several if `parallel`.
+
+    Args:
+        answer: The JSON schema of an answer that is no call.
 
     Raises:
         ApiError: The request cannot be served with this template.
@@ -58,10 +64,21 @@ def tool_use(
                 "is not known",
                 "tools",
             )
-        return ToolUse(given, conversations.tool_format)
+        written = conversations.tool_format
+        if not written.begin:
+            written = replace(written, offered=frozenset(tool.function.name for tool in tools))
+        if answer is None:
+            return ToolUse(given, written)
+        token_of = conversations.tokenizer.token_at_start
+        return ToolUse(
+            given,
+            written,
+            grammar_of_calls(tools, written.layout, parallel, answer, token_of),
+            words_of(tools),
+        )
     if isinstance(choice, ChosenTools):
-        return ToolUse(given, FORCED, _schema(_named([choice.function], tools), 1))
-    return ToolUse(given, FORCED, _schema(tools, None if parallel else 1))
+        tools, parallel = _named([choice.function], tools), False
+    return ToolUse(given, FORCED, grammar_of_calls(tools, FORCED.layout, parallel), words_of(tools))
 
 
 def _named(functions: Sequence[FunctionName | None], tools: Sequence[Tool]) -> list[Tool]:
@@ -72,22 +89,3 @@ def _named(functions: Sequence[FunctionName | None], tools: Sequence[Tool]) -> l
     if unknown := names - {tool.function.name for tool in tools}:
         raise bad_request(f"'tool_choice' names '{min(unknown)[:64]}': not in 'tools'", "tool_choice")
     return [tool for tool in tools if tool.function.name in names]
-
-
-def _schema(tools: Sequence[Tool], most: int | None) -> str:
-    """Make the schema of a list of calls."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"enum": [tool.function.name]},
-                "arguments": tool.function.parameters or {"type": "object"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    bounds = {"minItems": 1} | ({"maxItems": most} if most else {})
-    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return json.dumps({"type": "array", "items": items, **bounds, "x-guidance": ONE_LINE})

@@ -23,9 +23,7 @@ CONTEXT_EXCEEDED = "context_length_exceeded"
 OF_CONTEXT = "(MAX_CONTEXT)"
 # Triton's, before what a model of the ensemble says.
 ENSEMBLE = re.compile(r"^in ensemble '\w+', ")
-FIELD = re.compile(r"(?:parameters? )?'(\w+)'")
-# What parameters are called in requests.
-FIELDS = {"json_schema": "response_format"}
+FIELD = re.compile(r"(?:parameters? )?'([\w.]+)'")
 SAME: Mapping[str, str] = MappingProxyType({})
 
 
@@ -69,7 +67,7 @@ def from_models(error: HiscoreError, words: Mapping[str, str] = SAME) -> ApiErro
         for word, known in words.items():
             message = message.replace(word, known)
         named = FIELD.match(message)
-        return bad_request(message, FIELDS.get(named[1], named[1]) if named else None)
+        return bad_request(message, named[1] if named else None)
     statuses: tuple[tuple[type[HiscoreError], int], ...] = (
         (Overloaded, 429),
         (DeadlineExceeded, 504),

@@ -52,6 +52,11 @@ def test_decode_takes_what_comes_out(tmp_path: Path) -> None:
         ({"type": "text"}, None),
         (None, None),
         ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_object", "schema": {"enum": [1]}}, {"enum": [1], "x-guidance": {"lenient": True}}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1]}}},
+            {"enum": [1], "x-guidance": {"lenient": True}},
+        ),
         (
             {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1]}, "strict": True}},
             {"enum": [1]},
@@ -61,6 +66,11 @@ def test_decode_takes_what_comes_out(tmp_path: Path) -> None:
 def test_a_response_format_is_a_schema(tmp_path: Path, wanted: Any, schema: Any) -> None:
     given = parameters(tmp_path, response_format=wanted)
     assert json.loads(given.get("json_schema", "null")) == schema
+
+
+def test_the_likeliest_token_alone_has_a_top_p_of_zero(tmp_path: Path) -> None:
+    read = parse_sampling_params(json.dumps(parameters(tmp_path, top_p=0, top_k=40)))
+    assert (read.top_p, read.top_k) == (1, 1)
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:

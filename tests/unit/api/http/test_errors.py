@@ -44,7 +44,7 @@ def test_a_failure_of_the_models_keeps_its_message(kind: type[HiscoreError], sta
     [
         ("in ensemble 'score', 'labels' holds 2", "'labels' holds 2", "labels"),
         ("parameter 'min_tokens' must be less", "parameter 'min_tokens' must be less", "min_tokens"),
-        ("parameters 'json_schema' and 'regex'", "parameters 'json_schema' and 'regex'", "response_format"),
+        ("parameters 'regex' and 'ebnf'", "parameters 'regex' and 'ebnf'", "regex"),
         ("'text_input' is empty", "'prompt' is empty", "prompt"),
         ("label 'x' is 2 tokens", "label 'x' is 2 tokens", None),
     ],

@@ -1,0 +1,88 @@
+"""The grammar of an answer that calls tools, in llguidance's Lark.
+
+Each schema is a document of its own there, since a reference such as ``#/$defs/A`` or ``#`` means the schema that
+it stands in.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hiscore.api.chat.messages import Tool
+from hiscore.api.chat.structured_outputs import LENIENT, for_grammar
+from hiscore.api.http.errors import bad_request
+from hiscore.prompts.tool_calls import Layout
+
+# Of llguidance: a small model in doubt would write white space to the end.
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# As JSON is cut into lexemes, so that a text and a schema may begin alike.
+LEXEME = re.compile(r'"(?:[^"\\]|\\.)*"|[:,] |.', re.DOTALL)
+MARK = re.compile(r"(</?tool_call>|\[TOOL_CALLS\]|\[ARGS\])")
+
+
+def grammar_of_calls(
+    tools: Sequence[Tool],
+    layout: Layout,
+    several: bool,
+    answer: str | None = None,
+    token_of: Callable[[str], int | None] = lambda mark: None,
+) -> str:
+    """Write the grammar of one call, or of `several`.
+
+    Args:
+        answer: The JSON schema of an answer that is no call; None: there must be a call.
+        token_of: The token of a mark; None: it is text.
+
+    Raises:
+        ApiError: The parameters of a tool are no object.
+    """
+
+    def text(given: str) -> str:
+        found: list[str] = []
+        for piece in MARK.split(given):
+            token = token_of(piece) if MARK.fullmatch(piece) else None
+            found += map(json.dumps, LEXEME.findall(piece)) if token is None else [f"<[{token}]>"]
+        return " ".join(found)
+
+    more = f"({text(layout.between)} call)*" if several else ""
+    start = f"start: {text(layout.before)} call {more} {text(layout.after)}"
+    lines = [start, "call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
+    begin, _, end = layout.call.partition("$arguments")
+    for index, tool in enumerate(tools):
+        name = tool.function.name
+        named = begin.replace("$quoted", json.dumps(name, ensure_ascii=False)).replace("$name", name)
+        lines.append(f"a{index}: %json {_on_one_line(_parameters(tool))}")
+        lines.append(f"call{index}: {text(named)} a{index} {text(end)}")
+    if answer is not None:
+        lines[0] += " | answer"
+        lines.append(f"answer: %json {_on_one_line(json.loads(answer))}")
+    return "\n".join(lines)
+
+
+def words_of(tools: Sequence[Tool]) -> dict[str, str]:
+    """Name the tools where `decode` names lines of their grammar."""
+    why = "failed to compile JSON schema: "
+    words = {
+        f"parameter 'ebnf': at {3 + 2 * index}({4 + len(str(index))}): {why}": f"'tools': the parameters of "
+        f"'{tool.function.name[:64]}': "
+        for index, tool in enumerate(tools)
+    }
+    answer = f"parameter 'ebnf': at {3 + 2 * len(tools)}(9): {why}"
+    return words | {answer: "'response_format': ", "'ebnf'": "'tools'"}
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    function = tool.function
+    given = function.parameters or {}
+    kind = given.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise bad_request(
+            f"the parameters of '{function.name[:64]}' are of type {kind!r}: a call needs an object", "tools"
+        )
+    return for_grammar({**given, "type": "object"}, bool(function.strict))
+
+
+def _on_one_line(schema: dict[str, Any]) -> str:
+    lenient = LENIENT if schema.get("x-guidance") == LENIENT else {}
+    return json.dumps({**schema, "x-guidance": ONE_LINE | lenient})
