@@ -151,18 +151,20 @@ class PromptTokenizer:
 
     @panics_refused()
     def cut(self, text: str, tokens: int, left: bool = False) -> str:
-        """Cut a text to its first tokens, or with `left` to its last.
+        """Cut a text to the first whole characters that are so many tokens at most, or with `left` to the last.
 
         Raises:
             CannotEncode: The library gives up on the text.
         """
-        text = self.shortened(text, tokens, left)
-        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        if len(offsets) <= tokens:
-            return text
-        if tokens == 0:
-            return ""
-        return text[offsets[-tokens][0] :] if left else text[: offsets[tokens - 1][1]]
+        text = self.shortened(text, tokens, left) if tokens else ""
+        # What is left of a text may have more tokens than it had as a part.
+        while len(offsets := self._tokenizer.encode(text, add_special_tokens=False).offsets) > tokens:
+            # Tokens are parts of one character where one begins before the other ends.
+            if left:
+                text = text[max(offsets[-tokens][0], offsets[-tokens - 1][1], 1) :]
+            else:
+                text = text[: min(offsets[tokens - 1][1], offsets[tokens][0], len(text) - 1)]
+        return text
 
     def shortened(self, text: str, tokens: int, left: bool = False) -> str:
         """Drop the end of a text far longer than so many tokens, or with `left` the beginning, unencoded."""

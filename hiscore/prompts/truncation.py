@@ -7,9 +7,6 @@ from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 
-# Cutting a text changes the tokens at its end, so what is left may still be too long.
-TRIES = 4
-
 
 @dataclass(frozen=True)
 class Truncation:
@@ -66,25 +63,28 @@ def cut_prompts(
         documents = [tokenizer.shortened(text, truncation.prompt, left) for text in documents]
     prompts = maker.ids(queries, documents, instruction)
     if truncation.prompt is not None:
-        for _ in range(TRIES):
-            excess = [len(prompts.query) + len(item) - truncation.prompt for item in prompts.items]
-            if max(excess, default=0) <= 0:
-                break
+        excess = _excess(prompts, truncation.prompt)
+        # What is left of a text may have other tokens at its end, and still be too long.
+        while any(excess) and all(text for text, over in zip(documents, excess, strict=True) if over):
             lengths = map(len, tokenizer.encode_texts(documents))
             documents = [
-                tokenizer.cut(text, max(length - over, 0), left) if over > 0 else text
+                tokenizer.cut(text, max(length - over, 0), left) if over else text
                 for text, length, over in zip(documents, lengths, excess, strict=True)
             ]
             prompts = maker.ids(queries, documents, instruction)
+            excess = _excess(prompts, truncation.prompt)
         longest = len(prompts.query) + max(map(len, prompts.items), default=0)
         # What exceeds the context, the models refuse.
         if truncation.prompt < min(longest, limits.context):
             raise TooMuchText(
-                f"a prompt has {longest} tokens without the rest of its document: at most {truncation.prompt} are "
-                "asked for"
+                f"a prompt has {longest} tokens without its document: at most {truncation.prompt} are asked for"
             )
     cut = [text != asked for text, asked in zip(documents, asked_documents, strict=True)]
     return CutPrompts(prompts, cut, list(queries) != list(asked_queries))
+
+
+def _excess(prompts: Prompts, most: int) -> list[int]:
+    return [max(len(prompts.query) + len(item) - most, 0) for item in prompts.items]
 
 
 def _check_size(

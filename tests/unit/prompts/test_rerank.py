@@ -1,5 +1,6 @@
 """The templates say what the families' own code says, and every field of a caller is only text."""
 
+import itertools
 import json
 import re
 import shutil
@@ -277,6 +278,11 @@ def test_only_what_was_asked_for_is_cut(qwen: Path) -> None:
         assert max(len(fitted.prompts.query) + len(item) for item in fitted.prompts.items) <= longest - 50
     empty = prompts.ids([query], [""])
     least = len(empty.query) + len(empty.items[0])
+    # Also where the limit falls into a character of several tokens.
+    for tokens, left in itertools.product(range(least, least + 12), (False, True)):
+        within = Truncation(prompt=tokens, left=left)
+        fitted = cut_prompts(prompts, [query], ["🦄苹果กล้วย" * 300], None, within, limits)
+        assert tokens - 4 < len(fitted.prompts.query) + len(fitted.prompts.items[0]) <= tokens
     fitted = cut_prompts(prompts, [query] * 2, documents, None, Truncation(prompt=least), limits)
     assert all(len(fitted.prompts.query) + len(item) <= least for item in fitted.prompts.items)
     with pytest.raises(TooMuchText, match=f"{least} tokens .* at most {least - 1}"):

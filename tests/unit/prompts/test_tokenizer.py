@@ -128,6 +128,30 @@ def test_cut_keeps_whole_tokens_from_either_end(checkpoint: Path) -> None:
         assert 0 < len(tokenizer.encode_texts([first])[0]) <= tokens
 
 
+OF_SEVERAL_TOKENS = ["🦄🦄🦄", "果物は🍏 และ 한국 हि", "a🦄b\n\n🦄  c ﬁ 🐢🐢"]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_cut_keeps_the_characters_that_fit_and_no_token_more(checkpoint: Path, left: bool) -> None:
+    tokenizer = PromptTokenizer(checkpoint)
+
+    def count(part: str) -> int:
+        return len(tokenizer.encode_texts([part])[0])
+
+    falls_into_a_character = False
+    for text in OF_SEVERAL_TOKENS:
+        for tokens in range(count(text)):
+            kept = tokenizer.cut(text, tokens, left)
+            assert count(kept) <= tokens
+            assert text.endswith(kept) if left else text.startswith(kept)
+            # A space that is part of the next word's token may be lost as well.
+            size = len(kept) + 2
+            assert count(text[-size:] if left else text[:size]) > tokens
+            falls_into_a_character |= count(kept) < tokens - 1
+    # The control: these limits fall into characters, where there are tokens for all.
+    assert falls_into_a_character or tokenizer.bytes_per_token is None
+
+
 def test_a_label_is_one_token(checkpoint: Path) -> None:
     tokenizer = PromptTokenizer(checkpoint)
     assert tokenizer.encode_texts(["a"]) == [[tokenizer.label_id("a")]]
