@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "client": 5_050,
     "perf": 10_400,
-    "tests": 59_600,
+    "tests": 59_610,
     "hiscore": 39_900,
     "hiscore/api": 4_520,
     "hiscore/attention": 1_400,
@@ -35,7 +35,7 @@ CEILINGS = {
     "hiscore/scoring": 3_100,
     "hiscore/server": 750,
     "hiscore/settings": 750,
-    "hiscore/tokenization": 1_220,
+    "hiscore/tokenization": 1_230,
 }
 """Lines of Python by folder, subfolders included."""
 DOCSTRING_PERCENT = 17

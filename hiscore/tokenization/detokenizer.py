@@ -1,13 +1,16 @@
 """Incremental detokenization: the pieces together are the text of all tokens decoded at once.
 
 A tokenizer's decoder looks at more than one token: the first loses a space, and the bytes of a character may be
-spread over several. So a piece is what decoding a window of the newest tokens adds to what was sent of it.
+spread over several. So a piece is what decoding a window of the newest tokens adds to what was sent of it. The
+first window holds the end of the prompt, so that prompt and pieces together are one text.
 Text that later tokens could still change is held back: a replacement character at the end, which may be half a
 character, and with byte fallback the bytes of a character that is not complete. All at once, a run of byte tokens
 decodes to replacement characters throughout if any part is invalid; here the characters before that part stand,
 since they have been sent.
 """
 
+from collections.abc import Sequence
+from itertools import dropwhile, islice
 from typing import Literal
 
 from tokenizers import Tokenizer
@@ -36,9 +39,18 @@ class DetokenizerFactory:
             if token is not None and "<0x" not in self.decode([token])
         }
 
-    def new(self, skip_special_tokens: bool = True) -> "IncrementalDetokenizer":
-        """A detokenizer for one sequence."""
-        return IncrementalDetokenizer(self, skip_special_tokens)
+    def new(self, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> "IncrementalDetokenizer":
+        """A detokenizer for one sequence: what it gives continues the text of a prompt."""
+        detokenizer = IncrementalDetokenizer(self, skip_special_tokens)
+        with_text = (token for token in reversed(prompt) if not self.has_no_text(token, skip_special_tokens))
+        end = list(islice(with_text, MAX_WINDOW))[::-1]
+        for token in dropwhile(self.continues, end):
+            detokenizer.push(token)
+        return detokenizer
+
+    def continues(self, token: int) -> bool:
+        """Check whether a token is a byte within a character."""
+        return 0x80 <= self.byte_ids.get(token, 0) < 0xC0
 
     def has_no_text(self, token: int, skip_special_tokens: bool = True) -> bool:
         """Check whether a token is special, or an id without a token (logits may be padded)."""
@@ -103,8 +115,8 @@ class IncrementalDetokenizer:
         self._sent = settled
         if len(self._window) > MAX_WINDOW:
             first = len(self._window) - KEPT
-            while first and 0x80 <= self._factory.byte_ids.get(self._window[first], 0) < 0xC0:
-                first -= 1  # not in the middle of a character
+            while first and self._factory.continues(self._window[first]):
+                first -= 1
             del self._window[:first]
             self._sent = len(self._factory.decode(self._window, self._skip)) - (len(text) - settled)
         return piece

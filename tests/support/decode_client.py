@@ -77,7 +77,7 @@ def serving(
     worker: CacheWorker | ParallelWorker,
     quantum: int = 0,
     eos: frozenset[int] = frozenset(),
-    detokenizer: Callable[[], Detokenizer] | None = None,
+    detokenizer: Callable[[bool, list[int]], Detokenizer] | None = None,
 ) -> Iterator[Client]:
     """An engine over a worker; at its end all memory must be free."""
     client = Client()

@@ -56,7 +56,7 @@ class DecodeEngine:
     """Runs calls concurrently.
 
     Args:
-        detokenizer: Makes a detokenizer, which skips special tokens or not; None without a tokenizer.
+        detokenizer: Makes a prompt's detokenizer, which skips special tokens or not; None without a tokenizer.
         emit: Gets the outputs of each sequence, the last with a finish reason, or an error instead. Called on the
             engine's thread: it must not block or raise.
         on_failure: Called with what the worker raised, before the sequences concerned are told.
@@ -76,7 +76,7 @@ class DecodeEngine:
     def __init__(
         self,
         worker: Worker,
-        detokenizer: Callable[[bool], Detokenizer] | None,
+        detokenizer: Callable[[bool, list[int]], Detokenizer] | None,
         eos_ids: frozenset[int],
         max_queue: int,
         emit: Callable[[Any, Output | RequestError], None],
@@ -108,7 +108,7 @@ class DecodeEngine:
         call = fill_max_tokens(call, self._cache_config)
         check_fits(call, self._cache_config)
         skip = call.params.skip_special_tokens
-        detokenizer = self._detokenizer(skip) if self._detokenizer else None
+        detokenizer = self._detokenizer(skip, call.prompt.tolist()) if self._detokenizer else None
         sequence = Sequence(call, reply_to, StopChecker(call.params, self._eos_ids, detokenizer))
         self._scheduler.prefix_cache.hash_prompt(sequence)
         self._inbox.put(sequence)

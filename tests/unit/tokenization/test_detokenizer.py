@@ -216,6 +216,38 @@ def test_text_comes_at_once() -> None:
     assert pieces(DECODERS[DEFAULT], ids) == ["The", " capital", " of", " France", " is", " Paris", ".", ""]
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=50, deadline=None)
+@given(TEXTS, TEXTS)
+def test_a_text_continues_its_prompt(name: str, prompt: str, text: str) -> None:
+    tokenizer, factory = TOKENIZERS[name], DECODERS[name]
+    before = [*tokenizer.encode(prompt), *tokenizer.all_special_ids[:1]]
+    after = tokenizer.encode(text, add_special_tokens=False)
+    head, whole = truth(name, before), truth(name, [*before, *after])
+    assume(REPLACEMENT not in whole)
+    made = factory.new(prompt=before)
+    assert head + "".join([*map(made.push, after), made.flush()]) == whole
+
+
+@pytest.mark.parametrize("name", ["llama2's decoder", "t5's decoder", "bert's decoder"])
+def test_control_a_text_that_begins_anew_has_lost_a_space(name: str) -> None:
+    ids = [TOKENIZERS[name].encode(text, add_special_tokens=False) for text in ("the item is", " is")]
+    alone, behind = DECODERS[name].new(), DECODERS[name].new(prompt=ids[0])
+    first, second = ("".join([*map(made.push, ids[1]), made.flush()]) for made in (alone, behind))
+    assert second.lstrip() == first.lstrip()
+    assert len(second) == len(first) + 1
+
+
+def test_a_prompt_may_end_within_a_character() -> None:
+    name = "gemma's decoder"
+    ids = TOKENIZERS[name].convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in "👩你".encode()])
+    for cut in range(len(ids) + 1):
+        made = DECODERS[name].new(prompt=ids[:cut])
+        assert "".join([*map(made.push, ids[cut:]), made.flush()]) == (
+            "👩你" if cut < 4 else "你"[cut // 7 :]
+        )
+
+
 def test_half_a_character_at_the_end_is_flushed() -> None:
     ids = TOKENIZERS[DEFAULT].encode("a👩", add_special_tokens=False)
     assert len(ids) > 2

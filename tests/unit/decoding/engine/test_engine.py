@@ -84,7 +84,7 @@ def running(
     """An engine; at its end all memory must be free, and the worker must have seen no violation."""
     engine = DecodeEngine(
         worker,
-        lambda skip: Letters(),
+        lambda skip, prompt: Letters(),
         frozenset({EOS}),
         max_queue,
         callers.emit,
@@ -630,8 +630,12 @@ def test_text_that_may_begin_a_stop_string_comes_before_an_early_end(how: str) -
     if how == "row":
         error = RequestError("no memory for this one")
         worker.failures = lambda at, rows: {rows[0]: error} if at == "step" and worker.steps == 10 else {}
-    engine = DecodeEngine(worker, lambda skip: Letters(), frozenset({EOS}), 1, callers.emit)
+    made: list[tuple[bool, list[int]]] = []
+    engine = DecodeEngine(
+        worker, lambda *asked: made.append(asked) or Letters(), frozenset({EOS}), 1, callers.emit
+    )
     engine.submit(wanted, caller)
+    assert made == [(True, wanted.prompt.tolist())], "the text continues the prompt's"
     callers.wait(lambda: caller in callers.ends)
     engine.close()
     assert callers.ends[caller] == "cancelled" or isinstance(callers.ends[caller], RequestError)
@@ -653,7 +657,7 @@ def test_a_sequence_whose_text_cannot_be_made_still_gets_its_error() -> None:
     worker, callers, failures = HashWorker(), Callers(), []
     made = iter([Broken(), Letters()])
     engine = DecodeEngine(
-        worker, lambda skip: next(made), frozenset({EOS}), 2, callers.emit, on_failure=failures.append
+        worker, lambda skip, prompt: next(made), frozenset({EOS}), 2, callers.emit, on_failure=failures.append
     )
     bad, good = Caller(0), Caller(1)
     for caller in (bad, good):
