@@ -26,7 +26,8 @@ TOOLS = [
             "description": "Does it",
             "parameters": {
                 "type": "object",
-                "properties": {"what": {"enum": ["apple", "hammer"]}},
+                "$defs": {"What": {"enum": ["apple", "hammer"]}},
+                "properties": {"what": {"$ref": "#/$defs/What"}},
                 "required": ["what"],
                 "additionalProperties": False,
             },
@@ -116,6 +117,18 @@ def test_reasoning_is_told_apart(api: Api) -> None:
     assert "".join(each.get("content", "") for each in chunks) == "Yes"
     (whole,) = call(api, CHAT, {**body, "separate_reasoning": False}).json["choices"]
     assert whole["message"]["content"] == "<think>\nA fruit?\n</think>\n\nYes"
+
+
+def test_a_forced_text_may_spell_the_end(api: Api) -> None:
+    text = "A <|im_end|> B <think>"
+    body = {
+        "messages": MESSAGES,
+        "structured_outputs": {"choice": [text]},
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    (answer,) = call(api, CHAT, body).json["choices"]
+    assert (answer["message"]["content"], answer["finish_reason"]) == (text, "stop")
 
 
 def test_a_conversation_with_calls_goes_on(api: Api) -> None:

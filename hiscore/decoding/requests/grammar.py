@@ -4,7 +4,10 @@ llguidance computes the masks. It parses as the text grows, so nothing is prepar
 limits bound what a request can cost, which matters where anyone may send a grammar.
 """
 
+import json
 import logging
+import re
+import secrets
 import threading
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,7 @@ from hiscore.arrays import Int32
 from hiscore.decoding.requests.sampling_params import GRAMMARS, SamplingParams
 from hiscore.errors import RequestError
 from hiscore.tokenization.panics import panics_raised
+from hiscore.tokenization.token_bytes import BYTE_TOKEN
 
 if TYPE_CHECKING:  # imported with the first grammar: most servers never see one
     from llguidance import LLMatcher, LLTokenizer
@@ -28,6 +32,8 @@ LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "verbose_
 # Where llguidance says what is wrong with a regular expression, some lines after that something is.
 REASON = "error: "
 MAX_MESSAGE = 200
+# A token by its name in a Lark grammar; what else may hold such a name comes first.
+TOKEN_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\]|\\.)+/|//[^\n]*|(<[^<>\s]+>)')
 
 
 class GrammarMatcher:
@@ -67,6 +73,7 @@ class GrammarCompiler:
         self._backend, self._eos_ids, self._limits = backend, sorted(eos_ids), limits
         # The tokenizer may know more tokens than the checkpoint has logits.
         self._vocab_size = max(vocab_size, backend.get_vocab_size(with_added_tokens=True))
+        self._ids = {token.content: number for number, token in backend.get_added_tokens_decoder().items()}
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
 
@@ -87,8 +94,13 @@ class GrammarCompiler:
             source = grammar_from(name, getattr(params, name))  # type: ignore[arg-type]
         except ValueError as error:
             raise RequestError(f"parameter '{name}': {_shortened(str(error))}") from None
+        if params.ebnf:  # it may name tokens, and llguidance does not know their names
+            source = TOKEN_NAME.sub(self._by_id, source)
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**self._limits))
         return GrammarMatcher(matcher, -(-self._vocab_size // 32), name)
+
+    def _by_id(self, found: re.Match[str]) -> str:
+        return f"<[{self._ids[found[1]]}]>" if found[1] in self._ids else found[0]
 
     def _prepare(self) -> "LLTokenizer":
         """Make the tokenizer for the first request with a grammar: it takes a second and some memory."""
@@ -98,7 +110,7 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 try:
                     self._tokenizer = LLTokenizer(
-                        self._backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_ids
+                        spelling_out(self._backend), n_vocab=self._vocab_size, eos_token=self._eos_ids
                     )
                 except ValueError as error:
                     log.warning("no structured output with this tokenizer: %s", _shortened(str(error)))
@@ -106,6 +118,30 @@ class GrammarCompiler:
                         "this checkpoint's tokenizer does not allow structured output"
                     ) from None
             return self._tokenizer
+
+
+def spelling_out(tokenizer: Tokenizer) -> str:
+    """Write a tokenizer to which the names of special tokens are text like any other.
+
+    llguidance forces a text to be the tokens into which the tokenizer cuts it, and takes no added token for text.
+    So added tokens get secret names, but for those that are text and a piece of the model's own vocabulary.
+    """
+    state, secret = json.loads(tokenizer.to_str()), secrets.token_hex(8)
+    model = state["model"]
+    pieces = dict(model["vocab"])
+
+    def is_text(token: dict[str, Any]) -> bool:
+        is_byte = model.get("byte_fallback") and BYTE_TOKEN.fullmatch(token["content"])
+        return token["content"] in pieces and bool(is_byte or not token["special"])
+
+    added = [token for token in state["added_tokens"] if not is_text(token)]
+    names = {token["content"]: f"<{secret}.{token['id']}>" for token in added}
+    state["added_tokens"] = [{**token, "content": names[token["content"]]} for token in added]
+    renamed = [(names.get(piece, piece), value) for piece, value in pieces.items()]
+    model["vocab"] = renamed if model["type"] == "Unigram" else dict(renamed)
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return json.dumps(state)
 
 
 def _shortened(message: str) -> str:

@@ -12,9 +12,10 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+from tokenizers import AddedToken, Tokenizer, decoders
 
-from hiscore.decoding.requests.grammar import GrammarCompiler, GrammarMatcher
+from hiscore.decoding.requests.grammar import GrammarCompiler, GrammarMatcher, spelling_out
 from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.scheduling.batch import make_sampling_batch
@@ -33,8 +34,14 @@ KINDS = ("llama3", "gemma")
 @pytest.fixture(scope="module", params=KINDS)
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     directory: Path = tmp_path_factory.mktemp(request.param)
-    backend = getattr(tiny_tokenizers, request.param)()
-    if request.param == "gemma":  # as the real one: its byte tokens are none of the added ones
+    return load_tokenizer(tiny_tokenizers.save(tokenizer_of(request.param), directory))
+
+
+def tokenizer_of(kind: str) -> Tokenizer:
+    backend = getattr(tiny_tokenizers, kind)()
+    if kind == "smollm2":
+        backend = tiny_tokenizers.train(backend)
+    if kind in ("gemma", "llama2"):  # as the real ones: their byte tokens are none of the added ones
         backend.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         )
@@ -43,7 +50,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
             each for each in written["added_tokens"] if not each["content"].startswith("<0x")
         ]
         backend = Tokenizer.from_str(json.dumps(written))
-    return load_tokenizer(tiny_tokenizers.save(backend, directory))
+    return backend
 
 
 def eos_of(tokenizer: TextTokenizer) -> int:
@@ -144,6 +151,80 @@ def test_regex_and_ebnf_are_followed(tokenizer: TextTokenizer, given: dict[str, 
         assert re.fullmatch(pattern, text), text
         found.add(text)
     assert len(found) > 1
+
+
+THINK, RUN = "<think>", "   "
+
+
+@pytest.fixture(scope="module", params=["smollm2", "llama3", "gemma", "llama2"])
+def tagged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    """With added tokens that are not special, as Qwen has `<think>` and Gemma runs of spaces."""
+    backend = tokenizer_of(request.param)
+    piece = piece_of(backend)
+    backend.add_tokens([AddedToken(each, normalized=False) for each in (THINK, RUN, piece)])
+    return load_tokenizer(tiny_tokenizers.save(backend, tmp_path_factory.mktemp(request.param)))
+
+
+def piece_of(backend: Tokenizer) -> str:
+    """A piece of the model's own vocabulary."""
+    return min(
+        piece for piece in backend.get_vocab(with_added_tokens=False) if len(piece) > 2 and piece.isalpha()
+    )
+
+
+def texts_of(tokenizer: TextTokenizer) -> list[str]:
+    return [token.content for token in tokenizer.backend.get_added_tokens_decoder().values()]
+
+
+def test_a_text_may_spell_any_added_token(tagged: TextTokenizer) -> None:
+    """`<|im_end|>` would end the answer, and `<s>` have no text."""
+    compile_ = compiler(tagged).compile
+    for name in texts_of(tagged):
+        text = f"A{name}b {name}"
+        literal = "".join(f"\\x{{{ord(each):x}}}" for each in text)
+        grammars = {
+            "regex": (literal, text),
+            "json_schema": (json.dumps({"const": text}), json.dumps(text)),
+            "ebnf": (f"root ::= {json.dumps(text)}", text),
+        }
+        for kind, (source, expected) in grammars.items():
+            params = SamplingParams(temperature=1.0, seed=1, **{kind: source})  # type: ignore[arg-type]
+            assert generated(tagged, params, 1, compile_(params)) == expected, (name, kind)
+
+
+def test_control_the_library_alone_cuts_such_a_text(tagged: TextTokenizer) -> None:
+    tokenizer = LLTokenizer(tagged.backend.to_str(), eos_token=[eos_of(tagged)])
+    matcher = LLMatcher(tokenizer, grammar_from("regex", f"A{THINK}B"), log_level=0)
+    mask = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
+    for _ in range(9):
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        if matcher.is_error():
+            break
+        matcher.consume_token(int(np.flatnonzero(bits)[0]))
+    assert "doesn't satisfy the grammar" in matcher.get_error()
+
+
+def test_every_token_keeps_its_id(tagged: TextTokenizer) -> None:
+    before, after = tagged.backend, Tokenizer.from_str(spelling_out(tagged.backend))
+    names = {*texts_of(tagged)} - {piece_of(before)}
+    assert len(names) >= 4
+    for number in range(before.get_vocab_size()):
+        piece = before.id_to_token(number)
+        assert (after.id_to_token(number) == piece) == (piece not in names), piece
+    assert after.get_vocab_size() == before.get_vocab_size()
+    for name in names:
+        assert before.token_to_id(name) not in after.encode(f"a{name}b", add_special_tokens=False).ids
+
+
+def test_a_lark_grammar_may_name_an_added_token(tagged: TextTokenizer) -> None:
+    source = f'start: {THINK} "a{THINK}" /b{THINK}/ // {THINK}'
+    grammar = compiler(tagged).compile(SamplingParams(ebnf=source))
+    assert grammar is not None
+    bits = np.unpackbits(grammar.mask().view(np.uint8), bitorder="little")
+    assert list(np.flatnonzero(bits)) == [tagged.backend.token_to_id(THINK)]
+    params = SamplingParams(temperature=1.0, seed=1, ebnf=source)
+    assert generated(tagged, params, 1, grammar) == f"{THINK}a{THINK}b{THINK}"
 
 
 def test_without_a_grammar_there_is_none(tokenizer: TextTokenizer) -> None:
