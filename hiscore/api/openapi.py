@@ -30,13 +30,13 @@ def describe(endpoints: Sequence[Endpoint]) -> bytes:
         for kind in (variant.request, variant.response)
     ]
     schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
+    for component in components.values():
+        if component.get("additionalProperties") is False:  # a field that is not known may be null
+            component["additionalProperties"] = {"type": "null"}
     schema_of = iter(schemas)
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         pairs = [(next(schema_of), next(schema_of)) for _ in endpoint.variants]
-        for request, _ in pairs:
-            # A field that is not known may be null.
-            components[request["$ref"].rpartition("/")[2]]["additionalProperties"] = {"type": "null"}
         requests, responses = (_one_of(list(column)) for column in zip(*pairs, strict=True))
         paths[endpoint.route] = {"post": _operation(endpoint, requests, responses)}
     return msgspec.json.encode(

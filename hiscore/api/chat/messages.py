@@ -38,7 +38,7 @@ class Call(msgspec.Struct):
 
     function: FunctionCall
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     index: Ignored = None
 
 
@@ -57,6 +57,12 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     audio: None = None
     annotations: Ignored = None
     cache_control: Ignored = None
+    # What clients put into the messages of answers, beside the text that it was made from.
+    parsed: Ignored = None
+    provider_specific_fields: Ignored = None
+    thinking_blocks: Ignored = None
+    reasoning_items: Ignored = None
+    reasoning_details: Ignored = None
 
 
 class Function(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):

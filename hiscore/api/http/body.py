@@ -6,9 +6,10 @@ import gc
 import io
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -98,7 +99,11 @@ def decode(body: bytes, request_type: type[T]) -> T:
         except msgspec.ValidationError as error:
             if "unknown field" not in str(error):
                 raise
-        return msgspec.json.decode(_without_unknown_nulls(body, request_type), type=request_type)
+        # White space around a value would hide its kind.
+        body = bytes(msgspec.json.decode(body, type=msgspec.Raw))
+        return msgspec.json.decode(
+            msgspec.json.encode(_without_nulls(body, _plain(request_type))), type=request_type
+        )
     except msgspec.ValidationError as error:
         raise _not_such_a_request(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -132,12 +137,47 @@ def is_given(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
     return name in fields and bytes(fields[name]) != b"null"
 
 
-def _without_unknown_nulls(body: bytes, request_type: Any) -> bytes:
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    known = {field.encode_name for field in msgspec.structs.fields(request_type)}
-    return msgspec.json.encode(
-        {name: fields[name] for name in fields if name in known or is_given(fields, name)}
-    )
+def _without_nulls(value: bytes, kinds: Sequence[Any]) -> Any:
+    """Leave nulls out wherever JSON is read as a struct, but for those that some struct needs.
+
+    Args:
+        kinds: The types as which the JSON may be read.
+    """
+    if b"null" not in value:
+        return msgspec.Raw(value)
+    if value.startswith(b"[") and (inner := _inner(kinds, list)):
+        return [
+            _without_nulls(bytes(each), inner) for each in msgspec.json.decode(value, type=list[msgspec.Raw])
+        ]
+    if not value.startswith(b"{"):
+        return msgspec.Raw(value)
+    structs = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    known = [field for kind in structs for field in msgspec.structs.fields(kind)]
+    if not known and not (inner := _inner(kinds, dict)):
+        return msgspec.Raw(value)
+    fields = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+    needed = {field.encode_name for field in known if field.required}
+    types: dict[str, list[Any]] = {}
+    for field in known:
+        types.setdefault(field.encode_name, []).extend(_plain(field.type))
+    return {
+        name: _without_nulls(bytes(each), types.get(name, []) if known else inner)
+        for name, each in fields.items()
+        if not known or name in needed or is_given(fields, name)
+    }
+
+
+def _plain(kind: Any) -> list[Any]:
+    """The types of a union, without their bounds."""
+    if get_origin(kind) in (Annotated, Union, UnionType):
+        inner = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
+        return [each for part in inner for each in _plain(part)]
+    return [kind]
+
+
+def _inner(kinds: Sequence[Any], container: type) -> list[Any]:
+    """The types of the entries of those that are lists, or of the values of those that are dictionaries."""
+    return [each for kind in kinds if get_origin(kind) is container for each in _plain(get_args(kind)[-1])]
 
 
 async def check_values(body: bytes) -> None:
