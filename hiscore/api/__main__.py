@@ -20,13 +20,15 @@ MAX_CONNECTIONS = 1_024
 
 
 def main() -> int:
-    """Serve until a SIGTERM; requests that run then are finished first."""
+    """Serve until a SIGTERM; requests that run then are finished first. With ``--check`` nothing is served."""
     try:
         settings = ApiProcessSettings()  # type: ignore[call-arg]
     except ValidationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     _log_as_models(settings.log_format)
+    if sys.argv[1:] == ["--check"]:
+        return _check(settings)
     if settings.api_processes == 1:
         config = uvicorn_config(settings)
         # Left to itself, asyncio would make a socket that takes no IPv4 on ::. A signal ends the process in here.
@@ -37,6 +39,16 @@ def main() -> int:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
         config = uvicorn_config(settings)
         Multiprocess(config, sockets=[config.bind_socket()]).run()
+    return 0
+
+
+def _check(settings: ApiProcessSettings) -> int:
+    """Make the application, which logs what it refuses, and serve nothing."""
+    try:
+        create_app(settings, strict=True)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -97,11 +97,14 @@ class Pages:
         return Response(self._description, media_type="application/json")
 
 
-def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
+def create_app(settings: ApiProcessSettings | None = None, strict: bool = False) -> Starlette:
     """Make the application. Its settings come from the environment if none are given.
 
+    A route that cannot serve the checkpoint refuses its requests; with `strict` a template or labels that are set
+    and cannot be used are errors.
+
     Raises:
-        ValueError: The template, its labels or the file of keys cannot be used.
+        ValueError: The file of keys or of temperatures cannot be used.
     """
     settings = settings or ApiProcessSettings()  # type: ignore[call-arg]
     served = settings.served_models.split(",")
@@ -110,7 +113,7 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
     metrics, keys = Metrics(), Keys(settings.api_keys_file)
     variants_of: dict[str, list[Variant]] = {}
     if "scorer" in served:
-        variants_of |= routes(settings, models, names)
+        variants_of |= routes(settings, models, names, strict)
     if "decode" in served:
         variants_of |= generating_routes(settings, models, names, metrics)
     endpoints = [
@@ -134,11 +137,13 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
     return app
 
 
-def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> dict[str, list[Variant]]:
+def routes(
+    settings: ApiProcessSettings, models: Models, names: ModelNames, strict: bool
+) -> dict[str, list[Variant]]:
     """Make the wire formats of each route that scores."""
     # Whatever the checkpoint's own context is, it is not longer.
     limits_of_ids = TokenLimits(settings.max_context or DEFAULT_MAX_CONTEXT, settings.max_call_tokens)
-    ranked: dict[str, Any] = {"ranker": _ranker(settings, models), "names": names}
+    ranked: dict[str, Any] = {"ranker": _ranker(settings, models, strict), "names": names}
     scored = Variant(
         score.ScoreBody,
         score.ScoreResponse,
@@ -186,12 +191,17 @@ def generating_routes(
     """Make the wire formats of each route that generates text."""
     checkpoint = settings.checkpoint
     has_tokenizer = (checkpoint / "tokenizer.json").is_file()
-    template = read_chat_template(checkpoint) if has_tokenizer else None
     generator = Generator(
         models, names, Sampling(checkpoint), LogprobsReader(checkpoint) if has_tokenizer else None, metrics
     )
-    conversations = Conversations(checkpoint, template, _limits(settings)) if template else None
-    completed, chatted = completions.Completions(generator), chat.Chat(generator, conversations)
+    chatted = chat.Chat(generator, None)
+    try:
+        if has_tokenizer and (template := read_chat_template(checkpoint)):
+            chatted = chat.Chat(generator, Conversations(checkpoint, template, _limits(settings)))
+    except ValueError as error:
+        log.error("chat is refused: %s", error)
+        chatted = chat.Chat(generator, None, f"this model's chat template cannot be used: {error}")
+    completed = completions.Completions(generator)
     return {
         completions.ROUTE: [
             Variant(completions.CompletionRequest, completions.Completion, completed.handle, streams=True)
@@ -214,25 +224,36 @@ def _decider(settings: ApiProcessSettings, models: Models) -> Decider:
         and config.get("model_type") not in ENCODER_FAMILIES
         and not is_classifier(config.get("architectures"))
     ):
-        prompter = DecisionPrompter(checkpoint, _limits(settings))
+        try:
+            prompter = DecisionPrompter(checkpoint, _limits(settings))
+        except ValueError as error:
+            log.error("questions are refused: %s", error)
     return Decider(models, prompter, read_calibration(settings.calibration), settings.max_body_bytes)
 
 
-def _ranker(settings: ApiProcessSettings, models: Models) -> Ranker:
-    checkpoint = settings.checkpoint
-    config = read_json(checkpoint / "config.json")
-    limits = _limits(settings)
+def _ranker(settings: ApiProcessSettings, models: Models, strict: bool) -> Ranker:
+    checkpoint, limits = settings.checkpoint, _limits(settings)
     if not (checkpoint / "tokenizer.json").is_file():
         log.warning("the checkpoint has no tokenizer.json: the API scores token ids alone")
-        return make_ranker(models, limits, None)
-    template = settings.prompt_template
-    if config.get("model_type") in ENCODER_FAMILIES:
-        if template:
-            raise ValueError("PROMPT_TEMPLATE must not be set: an encoder reads no prompt")
-        return make_ranker(models, limits, PairPrompts(checkpoint))
-    prompts = make_prompts(
-        checkpoint, template, settings.prompt_labels, is_classifier(config.get("architectures"))
-    )
+        no_tokenizer = "this model has no tokenizer: it takes token ids alone, at /v1/score"
+        return Ranker(models, limits, no_tokenizer)
+    template, labels = settings.prompt_template, settings.prompt_labels
+    config = read_json(checkpoint / "config.json")
+    try:
+        if config.get("model_type") in ENCODER_FAMILIES:
+            if template:
+                raise ValueError("PROMPT_TEMPLATE must not be set: an encoder reads no prompt")
+            return make_ranker(models, limits, PairPrompts(checkpoint))
+        given = labels.split(",") if labels else ()
+        prompts = make_prompts(checkpoint, template, given, is_classifier(config.get("architectures")))
+    except ValueError as error:
+        if strict and (template or labels):
+            raise
+        log.error("rerank requests are refused: %s", error)
+        # The name of a file is nothing for callers.
+        return Ranker(
+            models, limits, f"this model ranks nothing: {'its log says why' if template else error}"
+        )
     log.info("rerank requests become prompts by the template %s", prompts.name)
     return make_ranker(models, limits, prompts)
 

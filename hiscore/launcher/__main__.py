@@ -118,6 +118,8 @@ def main() -> int:
         has_api = api.wanted(settings)
         if arguments.check:
             choice = choose(settings, check_digests=False)
+            if has_api:
+                Api(settings, choice.checkpoint, "localhost:1", choice.models).check()
             models = ", ".join(choice.models)
             announce(f"all checks passed: {models} on {choice.device}, nothing was started", log_format)
             return 0
@@ -125,10 +127,15 @@ def main() -> int:
             return serve_api_alone(settings, settings.api_backend, make)
         with Server(settings, while_waiting=lambda: stop_with(make)) as server, ExitStack() as stack:
             shared_memory = SharedMemoryWatch()
-            http_api = None
+            http_api, api_url = None, ""
             if has_api:
                 http_api = Api(settings, server.checkpoint, server.grpc_url, server.models)
-                stack.enter_context(http_api)
+                stack.callback(http_api.stop)
+                try:
+                    http_api.start()
+                    api_url = f", API {http_api.url}"
+                except LaunchError as error:
+                    log.error("%s. The models are served without it; it is tried again later", error)
 
             def idle() -> None:
                 stop_with(make)
@@ -140,8 +147,7 @@ def main() -> int:
             health = start_health(server, watchdog)
             announce(
                 f"hiscore is ready: models {', '.join(server.models)}; gRPC {server.grpc_url}, "
-                f"HTTP {server.http_url}, metrics {server.metrics_url}{health}"
-                + (f", API {http_api.url}" if http_api else ""),
+                f"HTTP {server.http_url}, metrics {server.metrics_url}{health}" + api_url,
                 log_format,
             )
             watchdog.watch()

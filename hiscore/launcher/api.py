@@ -57,6 +57,7 @@ class Api:
         self._policy = RestartPolicy(settings.max_restarts, RESTART_WINDOW_S)
         self._popen: subprocess.Popen[bytes] | None = None
         self._restart_at = 0.0
+        self.port = settings.api_port or 1  # until `start` chooses
 
     def __enter__(self) -> "Api":
         self.start()
@@ -93,6 +94,7 @@ class Api:
             if self._popen.poll() is not None or time.monotonic() > deadline:
                 code = self._popen.poll()
                 self.stop()
+                self._restart_at = time.monotonic() + RESTART_WINDOW_S
                 reason = "did not answer in time" if code is None else f"stopped with exit code {code}"
                 raise LaunchError(f"the HTTP API {reason}; see its log above (API_PORT= starts none)")
             time.sleep(POLL_SECONDS)
@@ -100,19 +102,35 @@ class Api:
     def watch(self) -> None:
         """Restart the API if it has died, after a pause; call this several times a second.
 
+        Beside models of this server's own it never ends the server: when it has died too often, it is tried again
+        after `RESTART_WINDOW_S`.
+
         Raises:
-            LaunchError: It has died and must not be restarted, or too often.
+            LaunchError: It is alone, and has died too often or must not be restarted.
         """
         if self._popen is not None and self._popen.poll() is not None:
             fault = f"the HTTP API stopped by itself with exit code {self._popen.returncode}"
             self._kill()
             pause = self._policy.next_pause(time.monotonic())
-            if pause is None:
+            if pause is None and self._settings.api_backend:
                 raise LaunchError(fault)
+            pause = RESTART_WINDOW_S if pause is None else pause
             log.error("%s: restart in %g s", fault, pause)
             self._restart_at = time.monotonic() + pause
         if self._popen is None and time.monotonic() >= self._restart_at:
             self._launch()
+
+    def check(self) -> None:
+        """Make the application in a process that logs what it would refuse, and serves nothing.
+
+        Raises:
+            LaunchError: It cannot start with these settings.
+        """
+        command = [sys.executable, "-m", "hiscore.api", "--check"]
+        if subprocess.run(command, env=self._environment(), check=False).returncode:
+            raise LaunchError(
+                "the HTTP API cannot start with these settings; see above (API_PORT= starts none)"
+            )
 
     def stop(self) -> None:
         """Let the API finish its requests, then end all of its processes."""

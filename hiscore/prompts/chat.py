@@ -47,7 +47,11 @@ def sandbox() -> ImmutableSandboxedEnvironment:
 
 
 def compiled(source: str) -> Template:
-    template = sandbox().from_string(source)
+    """Compile a template, or raise `PromptError`."""
+    try:
+        template = sandbox().from_string(source)
+    except TemplateError as error:
+        raise PromptError(f"the template cannot be compiled: {error}") from None
     # Every rendering copies them, and copying Jinja's chain of mappings takes longer than a short template.
     template.globals = dict(template.globals)
     return template

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hiscore.prompts.chat import (
@@ -79,13 +80,33 @@ class RerankPrompts:
 
     def _find_labels(self, labels: Sequence[str]) -> None:
         texts = [text for text in labels or self.family.labels if text]
-        if self.family.in_chat and not self._chat and not labels:
-            # Without a chat template, the answer follows a colon.
-            texts = [f" {text}" for text in texts]
-        self.label_ids = [self.tokenizer.label_id(text) for text in texts]
+        if self.family.in_chat and not labels:
+            texts = [self._answered(text) for text in texts]
+        prompt = self.text("a", "b")
+        ids, *continued = self.tokenizer.encode([prompt, *(prompt + text for text in texts)])
+        for text, longer in zip(texts, continued, strict=True):
+            if longer[:-1] != ids:
+                raise ValueError(
+                    f"the label {text!r} does not add one token to the prompt: set PROMPT_LABELS to two texts "
+                    "of one token each, as in PROMPT_LABELS=yes,no"
+                )
+        self.label_ids = [longer[-1] for longer in continued]
         if len(set(self.label_ids)) < len(texts):
             raise ValueError(f"the labels {texts[0]!r} and {texts[1]!r} are the same token")
-        self._check_labels(*texts)
+
+    def _answered(self, label: str) -> str:
+        """Write a label as the chat template begins an answer with it, in some behind a space."""
+        if self._chat is None:
+            return f" {label}"  # the answer follows a colon
+        question = {"role": "user", "content": "a"}
+        with suppress(PromptError):
+            prompt = self._chat.render([question])
+            answer = {"role": "assistant", "content": label}
+            whole = self._chat.render_as_is([question, answer], add_generation_prompt=False)
+            before, found, _ = whole.removeprefix(prompt).partition(label)
+            if found and whole.startswith(prompt) and not before.strip():
+                return before + label
+        return label
 
     def text(self, query: str, document: str, instruction: str | None = None) -> str:
         """Render the whole prompt for one document, with the caller's texts escaped."""
@@ -123,16 +144,6 @@ class RerankPrompts:
         """Estimate the characters that `ids` renders and encodes."""
         around = len(self.text("", "", instruction))
         return sum(map(len, queries)) + sum(map(len, documents)) + around * len(documents)
-
-    def _check_labels(self, *labels: str) -> None:
-        """Check that each label adds its one token, and nothing else, to the very prompt."""
-        prompt = self.text("a", "b")
-        ids, *continued = self.tokenizer.encode([prompt, *(prompt + label for label in labels)])
-        for label, label_id, longer in zip(labels, self.label_ids, continued, strict=True):
-            if longer != [*ids, label_id]:
-                raise ValueError(
-                    f"the label {label!r} does not add one token to the prompt: name others in a PROMPT_TEMPLATE"
-                )
 
 
 def make_prompts(

@@ -180,19 +180,6 @@ class PromptTokenizer:
         number: int | None = self._plain.token_to_id(content) if content else None
         return number
 
-    def label_id(self, label: str) -> int:
-        """Return the token of a label.
-
-        Raises:
-            ValueError: The label is not exactly one token.
-        """
-        ids: list[int] = self._plain.encode(label, add_special_tokens=False).ids
-        if len(ids) != 1:
-            raise ValueError(
-                f"the label {label!r} is {len(ids)} tokens of this model, and must be exactly one"
-            )
-        return ids[0]
-
     def _checked(self, ids: list[int]) -> list[int]:
         if not self._forbidden.keys().isdisjoint(ids):
             content = next(self._forbidden[each] for each in ids if each in self._forbidden)

@@ -1,6 +1,5 @@
 """Settings of the HTTP API: `ApiSettings` are read by the launcher, `ApiProcessSettings` by its own process."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +41,12 @@ class ApiSettings(Settings):
         default="",
         description="how rerank requests become prompts: the name of a built-in template "
         "([templates](api/rerank.md#templates)) or the path of a Jinja file. auto: chosen by the checkpoint",
+    )
+    prompt_labels: Annotated[str, AUTO_TEXT] = Field(
+        default="",
+        description="two texts, separated by a comma, that mean relevant and not relevant behind the prompt; each "
+        "must be one token there, spaces included; `Yes,` with nothing behind the comma: the logit of the one. "
+        "auto: those of the template",
     )
     calibration: Annotated[Path | None, OFF] = Field(
         default=None,
@@ -85,8 +90,6 @@ class ApiProcessSettings(ApiBounds, LogSettings, BaseSettings):
     served_models: str
     """The models that are there, separated by commas."""
     max_context: int | None = None
-    prompt_labels: Sequence[str] = ()
-    """Two texts in place of the template's labels: tokenizers of tests have no token for yes and no."""
     max_call_tokens: PositiveInt = Limits().max_call_tokens
     max_labels: PositiveInt = Limits().max_labels
     drain_timeout_s: NonNegativeInt = 30

@@ -17,7 +17,6 @@ RETIRED = {
     "MAX_TEXT_BYTES": "it follows MAX_CALL_TOKENS",
     "MODEL_REPOSITORY": "set HISCORE_MODEL_REPOSITORY",
     "PREFILL_ATTENTION": "FlashInfer is used where it can be",
-    "PROMPT_LABELS": "name them in the first line of the file that PROMPT_TEMPLATE names",
     "QUEST_DENSE_LAYERS": CONSTANT,
     "RESTART_WINDOW_S": CONSTANT,
     "SCORER_CORES": "it made nothing faster",

@@ -1,7 +1,6 @@
 """The HTTP API in front of a server that tests share, called without any client of ours."""
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -43,11 +42,11 @@ def api_of(
     server: Server, log: Path, max_body: int | None = None, labels: Sequence[str] = (), **settings: Any
 ) -> Iterator[Api]:
     """The API of a running server, on a free port; max_body: bytes of its bodies."""
-    chosen = ServeSettings(**{"model": str(server.checkpoint), "api_port": 0, **settings})
+    given = {"model": str(server.checkpoint), "api_port": 0, "prompt_labels": ",".join(labels)}
+    chosen = ServeSettings(**{**given, **settings})
     api = Api(chosen, server.checkpoint, server.grpc_url, server.models, log)
     # Only while it starts: other tests start theirs while this one runs.
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.dict(os.environ, HISCORE_PROMPT_LABELS=json.dumps(labels)))
         if max_body:
             patches.enter_context(mock.patch.object(api_module, "body_bytes", return_value=max_body))
         api.start()

@@ -35,7 +35,7 @@ class Alone:
 @contextmanager
 def api_alone(backend: str, checkpoint: Path, log: Path, **settings: str) -> Iterator[Alone]:
     """The HTTP API of a launcher that starts no models."""
-    given = variables(checkpoint, API_BACKEND=backend, HISCORE_PROMPT_LABELS='["a", "b"]', **settings)
+    given = variables(checkpoint, API_BACKEND=backend, PROMPT_LABELS="a,b", **settings)
     with serving(LAUNCHER, given, log) as process:
         found = re.search(r"API (http\S+), models at (\S+)", process.ready_line)
         assert found, process.ready_line

@@ -63,13 +63,18 @@ class ChatRequest(GenerationRequest, kw_only=True):
 class Chat:
     """Serves the route; without `conversations` there is no chat template, and every request is refused."""
 
-    def __init__(self, generator: Generator, conversations: Conversations | None) -> None:
-        self._generator, self._conversations = generator, conversations
+    def __init__(
+        self,
+        generator: Generator,
+        conversations: Conversations | None,
+        refusal: str = "this model has no chat template",
+    ) -> None:
+        self._generator, self._conversations, self._refusal = generator, conversations, refusal
 
     async def handle(self, request: ChatRequest, request_id: str) -> ChatCompletion | EventStream:
         model = self._generator.names.check(request.model)
         if self._conversations is None or self._generator.logprobs is None:
-            raise bad_request("this model has no chat template: use /v1/completions", "messages")
+            raise bad_request(f"{self._refusal}: use /v1/completions", "messages")
         times = self._generator.metrics.token_times(ROUTE)
         try:
             parameters = self._generator.sampling.parameters(request)

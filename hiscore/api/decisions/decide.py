@@ -104,7 +104,9 @@ class Decider:
     ) -> Decisions:
         """Answer questions; `rotate` asks each choice once for every option that can be first, and averages."""
         if self._prompter is None:
-            raise bad_request("this model answers no questions: a causal LM with a tokenizer is needed")
+            raise bad_request(
+                "this model answers no questions: it needs a causal LM, a tokenizer and a usable chat template"
+            )
         shifts = [self._shifts(question, rotate) for question in questions]
         if rotate:
             self._check_rotations(questions, shifts)

@@ -59,10 +59,10 @@ class RankedTexts:
 
 
 class Ranker:
-    """Ranks documents within `limits`; the base class refuses to, for a checkpoint without a tokenizer."""
+    """Ranks documents within `limits`; the base class refuses to, and says why."""
 
-    def __init__(self, models: Models, limits: TokenLimits) -> None:
-        self._models, self._limits = models, limits
+    def __init__(self, models: Models, limits: TokenLimits, refusal: str = "") -> None:
+        self._models, self._limits, self._refusal = models, limits, refusal
 
     @property
     def context_length(self) -> int:
@@ -85,7 +85,7 @@ class Ranker:
         return await self._rank(RankedTexts(queries, documents, instruction, truncation), request_id)
 
     async def _rank(self, texts: RankedTexts, request_id: str) -> Ranking:
-        raise bad_request("this model has no tokenizer: it takes token ids alone, at /v1/score")
+        raise bad_request(self._refusal)
 
     async def _by_logit(self, prompts: Prompts, request_id: str, labels: Sequence[int] = ()) -> Ranking:
         """Read one logit: a label's, or that of a classifier or an encoder."""
@@ -183,11 +183,9 @@ class EncoderRanker(Ranker):
 
 
 def make_ranker(
-    models: Models, limits: TokenLimits, prompts: RerankPrompts | ClassifierPairs | PairPrompts | None
+    models: Models, limits: TokenLimits, prompts: RerankPrompts | ClassifierPairs | PairPrompts
 ) -> Ranker:
-    """Make the ranker for a checkpoint's prompts; None: the checkpoint has no tokenizer."""
-    if prompts is None:
-        return Ranker(models, limits)
+    """Make the ranker for a checkpoint's prompts."""
     if isinstance(prompts, PairPrompts):
         return EncoderRanker(models, limits, prompts)
     by = LabelRanker if len(prompts.label_ids) == 2 else LogitRanker

@@ -39,7 +39,7 @@ def models() -> FaultyServer:
 @pytest.fixture
 def make_settings(models: FaultyServer, checkpoint: Path) -> Iterator[MakeSettings]:
     with serving(models) as address:
-        base = {"checkpoint": checkpoint, "backend": address, "listen_port": 1, "prompt_labels": ("a", "b")}
+        base = {"checkpoint": checkpoint, "backend": address, "listen_port": 1, "prompt_labels": "a,b"}
         yield lambda **given: ApiProcessSettings(**{**base, "served_models": "score,scorer,decode", **given})
 
 

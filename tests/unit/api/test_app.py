@@ -1,15 +1,21 @@
 """The application: which routes there are, and what is served beside them."""
 
 import shutil
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from hiscore.api.__main__ import main
+from hiscore.api.app import create_app
+from hiscore.prompts import families
 from tests.client.faulty_server import FaultyServer
 from tests.support.api_bodies import MESSAGES
-from tests.unit.api.conftest import MakeClient
+from tests.unit.api.conftest import MakeClient, MakeSettings
 
 
 @pytest.mark.slow
@@ -99,9 +105,76 @@ def test_a_model_without_a_chat_template_is_asked_for_completions(
     assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
 
 
-@pytest.mark.parametrize("settings", [{"prompt_template": "nowhere.jinja"}, {"prompt_labels": ("a", "a")}])
-def test_a_template_that_cannot_be_used_is_refused_at_the_start(
-    make_client: MakeClient, settings: dict[str, Any]
+RERANK: dict[str, Any] = {"query": "a", "documents": ["b"]}
+NO_LABELS = replace(families.DEFAULT, labels=("Absolutely", "No"))
+SCORE = {"query": "a", "items": ["b"], "label_token_ids": [1]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"prompt_template": "nowhere.jinja"}, "its log says why"),
+        ({"prompt_labels": "a,a"}, "'a' and 'a' are the same token"),
+        (
+            {"prompt_labels": ""},
+            "the label 'Absolutely' does not add one token to the prompt: set PROMPT_LABELS",
+        ),
+    ],
+)
+def test_what_ranks_nothing_serves_the_rest(
+    make_client: MakeClient,
+    make_settings: MakeSettings,
+    settings: dict[str, Any],
+    says: str,
+    caplog: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ValueError, match=r"PROMPT_TEMPLATE|same token"):
-        make_client(**settings)
+    monkeypatch.setattr(families, "DEFAULT", NO_LABELS)
+    client = make_client(**settings)
+    for path, body in (
+        ("/v1/rerank", RERANK),
+        ("/rerank", {"query": "a", "texts": ["b"]}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+    ):
+        reply = client.post(path, json=body)
+        assert (reply.status_code, says in reply.text) == (400, True), reply.text
+    assert client.post("/v1/score", json=SCORE).status_code == 200
+    assert "rerank requests are refused" in caplog.text
+    # What was asked for and cannot be is an error of CHECK=1; the server starts all the same.
+    with (
+        pytest.raises(ValueError, match=r"PROMPT_TEMPLATE|same token")
+        if any(settings.values())
+        else nullcontext()
+    ):
+        create_app(make_settings(**settings), strict=True)
+
+
+def test_a_chat_template_that_does_not_compile_is_refused_where_it_is_needed(
+    make_client: MakeClient, checkpoint: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(checkpoint, tmp_path / "broken")
+    (broken / "chat_template.jinja").write_text("{% for %}")
+    client = make_client(checkpoint=broken)
+    for path, body in (
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/rerank", RERANK),
+        ("/v1/decisions", {"input": "a", "questions": [{"type": "predicate", "instructions": "b"}]}),
+    ):
+        reply = client.post(path, json=body)
+        assert (reply.status_code, "template" in reply.text) == (400, True), reply.text
+    assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+
+
+@pytest.mark.parametrize(("labels", "code"), [("a,b", 0), ("a,a", 2), ("", 0)])
+def test_a_check_makes_the_application_and_serves_nothing(
+    labels: str, code: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    given = {"CHECKPOINT": checkpoint, "BACKEND": "localhost:1", "LISTEN_PORT": 1, "SERVED_MODELS": "scorer"}
+    for name, value in {**given, "PROMPT_LABELS": labels}.items():
+        monkeypatch.setenv(f"HISCORE_{name}", str(value))
+    monkeypatch.setattr(families, "DEFAULT", NO_LABELS)
+    monkeypatch.setattr(sys, "argv", ["hiscore.api", "--check"])
+    assert main() == code
+    said = capfd.readouterr().err
+    assert ("the same token" in said) == bool(code)
+    assert ("set PROMPT_LABELS" in said) == (labels == "")

@@ -160,7 +160,7 @@ CASES: dict[str, dict[str, Make]] = {
 def client(request: Any, make_client: Callable[..., TestClient]) -> TestClient:
     """Where a question has many options, with a tokenizer that has labels for them; it takes seconds to load."""
     if request.node.callspec.params.get("at", "").endswith((".choices", "{}.criteria")):
-        return make_client(checkpoint=resolve(progress=False), prompt_labels=())
+        return make_client(checkpoint=resolve(progress=False), prompt_labels="")
     return make_client()
 
 

@@ -4,12 +4,12 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 
 from hiscore.checkpoint import resolve
@@ -57,7 +57,7 @@ def test_qwen3_reranker_is_asked_as_its_card_says(qwen: Path) -> None:
     assert prompts.family is FAMILIES["qwen3-reranker"]
     assert prompts.text("q?", "d") == QWEN3.format(query="q?", document="d")
     assert "<Instruct>: Be kind.\n" in prompts.text("q", "d", "Be kind.").replace("\ufdd0", "")
-    assert prompts.label_ids == [prompts.tokenizer.label_id("yes"), prompts.tokenizer.label_id("no")]
+    assert prompts.label_ids == AutoTokenizer.from_pretrained(qwen).convert_tokens_to_ids(["yes", "no"])
 
 
 def test_mxbai_rerank_is_asked_as_its_code_says(qwen: Path) -> None:
@@ -78,7 +78,7 @@ def test_bge_reranker_gemma_is_asked_as_its_card_says() -> None:
     # This tokenizer's first token; Gemma's is <bos>.
     assert prompts.text("q", "d") == f"<|im_start|>A: q\nB: d\n{question}"
     assert prompts.text("q", "d", "i") == "<|im_start|>A: q\nB: d\ni"
-    assert prompts.label_ids == [prompts.tokenizer.label_id("Yes")]
+    assert prompts.label_ids == AutoTokenizer.from_pretrained(resolve()).convert_tokens_to_ids(["Yes"])
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_checkpoint_without_a_chat_template_has_none(tmp_path: Path) -> None:
 def test_what_cannot_work_is_said_at_the_start(qwen: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="neither a file nor one of"):
         RerankPrompts(qwen, "nothing")
-    with pytest.raises(ValueError, match="must be exactly one"):
+    with pytest.raises(ValueError, match=r"'relevant indeed' does not add one token .* set PROMPT_LABELS"):
         RerankPrompts(qwen, labels=("relevant indeed", "no"))
     with pytest.raises(ValueError, match="the same token"):
         RerankPrompts(qwen, labels=("yes", "yes"))
@@ -180,6 +180,62 @@ def test_a_file_may_name_its_labels(qwen: Path, tmp_path: Path) -> None:
         own.write_text(f"{{# labels: {wrong} #}}{{{{ query }}}} {{{{ document }}}}")
         with pytest.raises(ValueError, match="must be a JSON list of two texts"):
             RerankPrompts(qwen, str(own))
+
+
+def sentencepiece(build: Callable[[], Tokenizer], directory: Path, template: str | None) -> Path:
+    """A tokenizer with marks for spaces that has Yes and No with a mark and without, as Llama 2's has."""
+    state = json.loads(build().to_str())
+    vocab, merges = state["model"]["vocab"], []
+    for word in ("Yes", "No"):
+        for at in range(1, len(word)):
+            merges.append([word[:at], word[at]])
+        merges.append(["▁", word])
+    for piece in (piece for merge in merges for piece in (*merge, "".join(merge))):
+        vocab.setdefault(piece, len(vocab))
+    state["model"]["merges"] = merges + state["model"]["merges"]
+    tiny_tokenizers.save(Tokenizer.from_str(json.dumps(state)), directory)
+    if template:
+        (directory / "chat_template.jinja").write_text(template)
+    return directory
+
+
+LLAMA_2 = """{% for message in messages %}{% if message.role == 'user' %}<s>[INST] {{ message.content }} [/INST]
+{%- else %} {{ message.content }} </s>{% endif %}{% endfor %}"""
+TINY_LLAMA = """{% for message in messages %}<|{{ message.role }}|>
+{{ message.content }}</s>
+{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "labels"),
+    [(LLAMA_2, ["▁Yes", "▁No"]), (TINY_LLAMA, ["Yes", "No"]), (None, ["▁Yes", "▁No"])],
+    ids=["Llama 2 chat", "TinyLlama", "no template"],
+)
+@pytest.mark.parametrize(
+    "build", [tiny_tokenizers.llama2, tiny_tokenizers.metaspace_first, tiny_tokenizers.gemma]
+)
+def test_labels_are_the_tokens_with_which_an_answer_begins(
+    build: Callable[[], Tokenizer], template: str | None, labels: list[str], tmp_path: Path
+) -> None:
+    """The truth is transformers': the token of a whole conversation where the answer stands."""
+    checkpoint = sentencepiece(build, tmp_path, template)
+    prompts, reference = RerankPrompts(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    assert prompts.label_ids == reference.convert_tokens_to_ids(labels)
+    assert reference.unk_token_id not in prompts.label_ids
+    if template:
+        asked = prompts.text("q", "d").partition("Judge")[2].partition("Document: d")[0]
+        messages = [{"role": "user", "content": f"Judge{asked}Document: d"}]
+        ends = [
+            reference.apply_chat_template([*messages, {"role": "assistant", "content": each}], tokenize=False)
+            for each in ("Yes", "No")
+        ]
+        begun = len(reference(prompts.text("q", "d"), add_special_tokens=False)["input_ids"])
+        answers = [reference(end, add_special_tokens=False)["input_ids"][begun] for end in ends]
+        assert prompts.label_ids == answers
+    # Others are what the setting says, as it is written.
+    with pytest.raises(ValueError, match="does not add one token"):
+        RerankPrompts(checkpoint, labels=("  Yes", "No"))
 
 
 TEXTS = ["an apple"] * 2 + [

@@ -152,13 +152,6 @@ def test_cut_keeps_the_characters_that_fit_and_no_token_more(checkpoint: Path, l
     assert falls_into_a_character or tokenizer.bytes_per_token is None
 
 
-def test_a_label_is_one_token(checkpoint: Path) -> None:
-    tokenizer = PromptTokenizer(checkpoint)
-    assert tokenizer.encode_texts(["a"]) == [[tokenizer.label_id("a")]]
-    with pytest.raises(ValueError, match="must be exactly one"):
-        tokenizer.label_id("apple hammer")
-
-
 DIRECTORY = Path(__file__).parent / "none"
 
 

@@ -1,0 +1,39 @@
+"""The HTTP API beside the models: whatever becomes of it, they are served."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hiscore.launcher import LaunchError
+from hiscore.launcher.api import Api
+from hiscore.launcher.child import start_child
+from hiscore.settings import ServeSettings
+
+
+class Dying(Api):
+    """An API whose process ends at once."""
+
+    def _launch(self) -> None:
+        self._popen = start_child([sys.executable, "-c", "raise SystemExit(3)"], {}, None)
+
+
+@pytest.mark.parametrize("backend", [None, "elsewhere:1"])
+def test_an_api_that_dies_ends_nothing_but_itself(backend: str | None) -> None:
+    """The control: an API alone has nothing else to serve."""
+    api = Dying(
+        ServeSettings(api_port=0, api_backend=backend, max_restarts=0), Path(), "localhost:1", ["score"]
+    )
+    with pytest.raises(LaunchError, match="stopped with exit code 3"):
+        api.start()
+    api.watch()
+    assert api._popen is None, "it is not tried again at once"
+    api._launch()
+    assert api._popen is not None
+    api._popen.wait()
+    if backend:
+        with pytest.raises(LaunchError, match="stopped by itself with exit code 3"):
+            api.watch()
+    else:
+        api.watch()
+    assert api._popen is None
