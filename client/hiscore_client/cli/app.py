@@ -113,7 +113,7 @@ def score(
         if query is None:
             records, total = read_records(read_lines(file), parse_score_record), None
         else:
-            texts = items or [line.rstrip("\r\n") for line in read_lines(file)]
+            texts = items or list(read_lines(file))
             records, total = [ScoreRecord(query, texts)], len(texts)
         with ScoreClient(url) as client, progress_bar(err, out, "scoring", "items", total) as progress:
 

@@ -23,18 +23,20 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON Lines on a terminal, 
 
 
 def read_lines(file: Path | None) -> Iterable[str]:
-    """Open a file, or stdin for None or ``-``, to iterate over its lines.
+    r"""Open a file, or stdin for None or ``-``, to iterate over its lines without their ends, ``\n`` or ``\r\n``.
+
+    A byte order mark is no text, and a ``\r`` alone ends no line.
 
     Raises:
         InvalidRequest: The file cannot be opened.
     """
     try:
-        if file is None or str(file) == "-":
-            # sys.stdin has the encoding of the locale.
-            return os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8", errors=UTF8_ERRORS)
-        return file.open(encoding="utf-8", errors=UTF8_ERRORS)
+        # sys.stdin has the encoding of the locale.
+        source = os.dup(sys.stdin.fileno()) if file is None or str(file) == "-" else file
+        lines = open(source, encoding="utf-8-sig", errors=UTF8_ERRORS, newline="\n")  # noqa: SIM115
     except OSError as error:
         raise InvalidRequest(f"cannot read '{file}': {error.strerror}") from None
+    return (line.removesuffix("\r\n").removesuffix("\n") for line in lines)
 
 
 def write_answers(

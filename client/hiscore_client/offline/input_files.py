@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def scan_file(path: Path, name: str, task: Task) -> FileScan:
         rows = offset = 0
         with path.open("rb") as file:
             for line in file:
-                if line.strip():
+                if _row(line, offset):
                     if rows % task.rows_per_shard == 0:
                         boundaries.append(offset)
                     rows += 1
@@ -115,9 +116,15 @@ def _read_lines(path: Path, shard: Shard, task: Task) -> Iterator[dict[str, Any]
         file.seek(shard.start)
         offset = shard.start
         while offset < shard.stop and (line := file.readline()):
+            row = _row(line, offset)
             offset += len(line)
-            if line.strip():
-                yield _parse(line)
+            if row:
+                yield _parse(row)
+
+
+def _row(line: bytes, offset: int) -> bytes:
+    """Take a line without white space around it, and the file's first without a byte order mark."""
+    return (line if offset else line.removeprefix(BOM_UTF8)).strip()
 
 
 def _parse(line: bytes) -> dict[str, Any] | InvalidRequest:

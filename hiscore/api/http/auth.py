@@ -19,7 +19,7 @@ class Keys:
     """
 
     def __init__(self, path: Path | None) -> None:
-        lines = path.read_text().splitlines() if path else []
+        lines = path.read_text("utf-8-sig").splitlines() if path else []
         keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if path and not keys:
             raise ValueError(f"{path} has no API key")

@@ -1,5 +1,6 @@
 """The command line against a real gRPC endpoint; where the process matters, in its own process."""
 
+import codecs
 import io
 import json
 import os
@@ -47,11 +48,15 @@ def test_items_as_arguments_give_one_line_of_json(url: str) -> None:
 
 def test_items_come_one_per_line_from_a_file_or_stdin(url: str, tmp_path: Path) -> None:
     file = tmp_path / "items"
-    file.write_bytes(b"apple\r\n\nlast")
+    # A byte order mark is no text, and a carriage return alone ends no line.
+    file.write_bytes(codecs.BOM_UTF8 + "apple\r\n\nl\ra\u2028st\r".encode())
     from_file = run("score", *QUESTION, "--file", str(file), url=url)
-    from_stdin = run("score", *QUESTION, url=url, stdin=b"apple\n\nlast\n")
-    for done in (from_file, from_stdin):
-        assert lines(done.stdout)[0]["scores"] == expected("fruit?", ["apple", "", "last"])
+    from_stdin = run("score", *QUESTION, url=url, stdin=file.read_bytes() + b"\n")
+    assert lines(from_file.stdout)[0]["scores"] == expected("fruit?", ["apple", "", "l\ra\u2028st\r"])
+    assert lines(from_stdin.stdout)[0]["scores"] == expected("fruit?", ["apple", "", "l\ra\u2028st"])
+    file.write_bytes(codecs.BOM_UTF8 + b'{"query": "fruit?",\r"items": ["apple"]}\r\n')
+    of_json = run("score", *LABELS, "--file", str(file), url=url)
+    assert lines(of_json.stdout)[0]["scores"] == expected("fruit?", ["apple"])
 
 
 @pytest.mark.slow

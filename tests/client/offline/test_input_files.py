@@ -49,8 +49,10 @@ def expected(files: list[Rows]) -> list[tuple[int, Any, Any]]:
 
 
 @pytest.mark.slow
-@given(FILES, PER_SHARD, BLANKS, st.booleans())
-def test_every_line_is_in_one_shard(files: list[Rows], per_shard: int, blanks: list[str], ends: bool) -> None:
+@given(FILES, PER_SHARD, BLANKS, st.booleans(), st.sampled_from(["", "\ufeff"]))
+def test_every_line_is_in_one_shard(
+    files: list[Rows], per_shard: int, blanks: list[str], ends: bool, mark: str
+) -> None:
     task = Task(id_column="id", rows_per_shard=per_shard)
     with tempfile.TemporaryDirectory() as folder:
         for number, rows in enumerate(files):
@@ -60,7 +62,7 @@ def test_every_line_is_in_one_shard(files: list[Rows], per_shard: int, blanks: l
                 for place, row in enumerate(rows)
             )
             path = Path(folder, f"{number}.jsonl")
-            path.write_bytes((lines if ends else lines.removesuffix("\n")).encode())
+            path.write_bytes((mark + (lines if ends else lines.removesuffix("\n"))).encode())
         found, shards = read_all(Path(folder), task)
     assert found == expected(files)
     assert [shard.index for shard in shards] == list(range(len(shards)))

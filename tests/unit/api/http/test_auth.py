@@ -10,7 +10,7 @@ from hiscore.api.http.errors import ApiError
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
     path = tmp_path / "keys"
-    path.write_text("# ours\nfirst\n\n  second  \n")
+    path.write_text("\ufefffirst\n\n  second  \n")
     return Keys(path)
 
 
