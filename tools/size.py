@@ -31,7 +31,7 @@ CEILINGS = {
     "hiscore/models": 5_600,
     "hiscore/parallel": 800,
     "hiscore/prefill": 800,
-    "hiscore/prompts": 1_640,
+    "hiscore/prompts": 1_800,
     "hiscore/scoring": 3_100,
     "hiscore/server": 750,
     "hiscore/settings": 750,

@@ -74,7 +74,7 @@ class AnswerLabels:
     def _found(self, texts: Sequence[str], space: str) -> dict[str, int]:
         """Find the texts that add exactly one token to the prompt, each another one."""
         prompt = self._prompt
-        ids, *continued = self._tokenizer.encode([prompt, *(f"{prompt}{space}{text}" for text in texts)])
+        ids, *continued = self._tokenizer.encode([prompt, *(prompt + space + text for text in texts)])
         found: dict[int, str] = {}
         for text, longer in zip(texts, continued, strict=True):
             if len(longer) == len(ids) + 1 and longer[:-1] == ids:

@@ -4,12 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from hiscore.prompts.tracked_text import TrackedText, TrackingGenerator, joined, own
 
 # Ends of prompts that leave the model in the middle of its reasoning, and what ends the reasoning at once.
 OPEN_REASONING = "<think>"
@@ -32,12 +34,22 @@ class GenerationBlocks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def sandbox() -> ImmutableSandboxedEnvironment:
-    """The environment of all templates, with what transformers gives to those of checkpoints."""
-    environment = ImmutableSandboxedEnvironment(
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment of all templates, which keeps track of the text that they write themselves."""
+
+    code_generator_class = TrackingGenerator
+    concat = staticmethod(joined)
+    own = staticmethod(own)
+
+
+def sandbox() -> Sandbox:
+    """Make an environment with what transformers gives to the templates of checkpoints."""
+    environment = Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=False,
+        # Constant lists, evaluated beforehand, would not be tracked.
+        optimized=False,
         extensions=[loopcontrols, GenerationBlocks],
     )
     environment.filters["tojson"] = _to_json
@@ -65,34 +77,39 @@ class ChatTemplate:
         self._template = compiled(source)
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> TrackedText:
         """Render the prompt for the next message of the assistant, which begins without reasoning.
 
-        `messages` are as OpenAI's chat has them, with callers' texts escaped.
+        `messages` are as OpenAI's chat has them.
 
         Raises:
             PromptError: The template refuses the messages.
         """
         prompt = self.render_as_is(messages, **{"enable_thinking": False, **variables})
         # Some templates begin the reasoning whatever they are told.
-        if prompt.rstrip().endswith(OPEN_REASONING):
-            prompt = prompt.rstrip() + NO_REASONING
-        return prompt + FINAL_CHANNEL if prompt.endswith(HARMONY) else prompt
+        if opens_reasoning(prompt):
+            prompt = prompt.rstrip() + own(NO_REASONING)
+        return prompt + own(FINAL_CHANNEL) if prompt.ends_with_own(HARMONY) else prompt
 
-    def render_as_is(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render_as_is(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> TrackedText:
         """Render a conversation, and leave it to the template whether the model reasons first."""
         given = {"add_generation_prompt": True, **self._special_tokens, **variables}
         return render(self._template, messages=list(messages), **given)
 
 
-def render(template: Template, **variables: Any) -> str:
+def opens_reasoning(prompt: TrackedText) -> bool:
+    """Check whether a template ends within the model's reasoning."""
+    return prompt.rstrip().ends_with_own(OPEN_REASONING)
+
+
+def render(template: Template, **variables: Any) -> TrackedText:
     """Render a template.
 
     Raises:
         PromptError: The template fails, or refuses what it is given.
     """
     try:
-        return template.render(**variables)
+        return cast("TrackedText", template.render(**variables))
     except (
         TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
     ) as error:  # fmt: skip
@@ -111,13 +128,13 @@ def read_chat_template(checkpoint: Path, name: str = "default") -> ChatTemplate 
     return ChatTemplate(source, special_tokens(checkpoint)) if source else None
 
 
-def special_tokens(checkpoint: Path) -> dict[str, str]:
+def special_tokens(checkpoint: Path) -> dict[str, TrackedText]:
     """The special tokens that tokenizer_config.json names: ``bos_token`` and the like."""
     tokens = {}
     for name, value in read_json(checkpoint / "tokenizer_config.json").items():
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str):
-            tokens[name] = content
+            tokens[name] = own(content)
     return tokens
 
 

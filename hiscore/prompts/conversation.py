@@ -1,17 +1,19 @@
 """A conversation to token ids, by the checkpoint's own chat template, and what is known of its answers."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hiscore.prompts.chat import OPEN_REASONING, ChatTemplate, PromptError, read_chat_template
+from hiscore.prompts.chat import ChatTemplate, PromptError, opens_reasoning, read_chat_template
 from hiscore.prompts.reasoning import END as END_OF_REASONING
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tokenizer import PromptTokenizer
 from hiscore.prompts.tool_calls import ToolFormat, format_of
+from hiscore.prompts.tracked_text import own
 
-# Stands for an answer whose end is looked for.
+# Stands for a text that is looked for in a rendered template.
 PROBE = "The answer."
 
 
@@ -56,22 +58,23 @@ class Conversations:
             CannotEncode: A text would become a special token, or the library gives up on one.
             TooMuchText: The prompt cannot fit the context.
         """
-        escape = self.tokenizer.escapes.escape_all
         template = self._with_tools if tools else self._template
-        given = {**escape(variables), **({"tools": escape(list(tools))} if tools else {})}
-        text = template.render_as_is([self._escaped(message) for message in messages], **given)
-        self._limits.check_bytes("", [self.tokenizer.escapes.reveal(text)], self.tokenizer.bytes_per_token)
+        if tools:
+            variables["tools"] = list(tools)
+        # Templates make tokens of roles; the API knows them all.
+        known = [{**message, "role": own(message["role"])} for message in messages]
+        text = template.render_as_is(known, **variables)
+        if found := self.tokenizer.written_by_callers(text):
+            given = json.dumps([known, variables], ensure_ascii=False, default=str)
+            if unknown := [each for each in found if each not in given]:
+                raise PromptError(
+                    f"the chat template writes {min(unknown)!r} in a way that cannot be told from a caller's"
+                )
+        self._limits.check_bytes("", [self.tokenizer.reveal(text)], self.tokenizer.bytes_per_token)
         (ids,) = self.tokenizer.encode([text])
         if not ids:
             raise PromptError("the messages become an empty prompt")
-        return ChatPrompt(ids, text.rstrip().endswith(OPEN_REASONING))
-
-    def _escaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        # A template compares roles; the API knows them all.
-        return {
-            name: value if name == "role" else self.tokenizer.escapes.escape_all(value)
-            for name, value in message.items()
-        }
+        return ChatPrompt(ids, opens_reasoning(text))
 
     def _find_end(self) -> list[int]:
         """Find the token behind an answer of the template, which ends it whatever generation_config.json says."""

@@ -1,16 +1,19 @@
 """Questions about a state to token ids: what all have in common is the query, each question is an item."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hiscore.prompts.answer_labels import AnswerLabels, Kind
 from hiscore.prompts.chat import PromptError, read_chat_template
-from hiscore.prompts.escapes import GAP
 from hiscore.prompts.shared_beginning import Prompts, common_length
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tokenizer import PromptTokenizer
+from hiscore.prompts.tracked_text import own
 
+# Stands for a question that is put into a rendered template later. No caller can write it.
+GAP = f"\ue000{secrets.token_hex(8)}\ue001"
 ENDINGS: dict[Kind, str] = {
     "predicate": 'Answer only "Yes" or "No".',
     "choice": "Answer only with the label of the best option.",
@@ -73,13 +76,13 @@ class DecisionPrompter:
         """Labels of the checkpoint, found at first use; raises `PromptError` if its template takes no question."""
         if self._labels is None:
             before, after = self._frame([Message("user", "a")])
-            self._labels = AnswerLabels(self.tokenizer, f"{before}b{after}")
+            self._labels = AnswerLabels(self.tokenizer, before + "b" + after)
         return self._labels
 
     def text(self, state: Sequence[Message], question: Question) -> str:
-        """The whole prompt of one question, with the caller's texts escaped."""
+        """Render the whole prompt of one question."""
         before, after = self._frame(state)
-        return f"{before}{self._question(question)}{after}"
+        return before + self._question(question) + after
 
     def ids(self, state: Sequence[Message], questions: Sequence[Question]) -> DecisionPrompts:
         """Encode the prompts of all questions about one state.
@@ -90,7 +93,7 @@ class DecisionPrompter:
             TooMuchText: The text is too much to encode, or over the limits.
         """
         before, after = self._frame(state)
-        tails = [f"{self._question(question)}{after}" for question in questions]
+        tails = [self._question(question) + after for question in questions]
         once, rows = self.tokenizer.encode_continued(before, tails, self._limits)
         if self._chat is None:
             once, rows = self._begun(once, rows)
@@ -112,13 +115,12 @@ class DecisionPrompter:
 
     def _frame(self, state: Sequence[Message]) -> tuple[str, str]:
         """Render the texts before and behind a question. The question ends a message of the user, or is one."""
-        escape = self.tokenizer.escape
         messages: list[dict[str, str]] = []
         for message in [*state, Message("user", "")]:
             if not messages or messages[-1]["role"] != message.role:
-                messages.append({"role": message.role, "content": ""})
+                messages.append({"role": own(message.role), "content": ""})
             # Many templates refuse two messages of one role in a row.
-            _append(messages[-1], escape(message.text))
+            _append(messages[-1], message.text)
         _append(messages[-1], f"Question: {GAP}")
         if self._chat is None:
             texts = [
@@ -134,15 +136,14 @@ class DecisionPrompter:
         return before, after[0]
 
     def _question(self, question: Question) -> str:
-        escape = self.tokenizer.escape
         labels = self.labels.of(question.kind, len(question.options)).texts
-        lines = [escape(question.instructions)]
+        lines = [question.instructions]
         for label, option in zip(labels, question.options, strict=True):
             # The label of a predicate's option is its text.
             texts = (
                 [option.description] if question.kind == "predicate" else [option.text, option.description]
             )
-            if described := " - ".join(escape(text) for text in texts if text):
+            if described := " - ".join(filter(None, texts)):
                 lines.append(f"{label}: {described}")
             elif question.kind != "predicate":
                 lines.append(f"{label}:")

@@ -17,6 +17,7 @@ from hiscore.prompts.chat import (
 from hiscore.prompts.families import DEFAULT, FAMILIES, RerankFamily, family_of
 from hiscore.prompts.shared_beginning import Prompts, share
 from hiscore.prompts.tokenizer import PromptTokenizer
+from hiscore.prompts.tracked_text import TrackedText
 
 # Special tokens, and the work for a pair whose texts are empty.
 AROUND_A_PAIR = 16
@@ -108,19 +109,18 @@ class RerankPrompts:
                 return before + label
         return label
 
-    def text(self, query: str, document: str, instruction: str | None = None) -> str:
-        """Render the whole prompt for one document, with the caller's texts escaped."""
-        escape = self.tokenizer.escape
+    def text(self, query: str, document: str, instruction: str | None = None) -> TrackedText:
+        """Render the whole prompt for one document."""
         prompt = render(
             self._template,
-            query=escape(query),
-            document=escape(document),
-            instruction=self.family.instruction if instruction is None else escape(instruction),
+            query=query,
+            document=document,
+            instruction=self.family.instruction if instruction is None else instruction,
             **self._special_tokens,
         )
         if self._chat:
             return self._chat.render([{"role": "user", "content": prompt}])
-        return f"{prompt}\nAnswer:" if self.family.in_chat else prompt
+        return prompt + "\nAnswer:" if self.family.in_chat else prompt
 
     def ids(
         self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None

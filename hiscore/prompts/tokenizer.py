@@ -2,11 +2,12 @@
 
 Only a whole prompt, encoded at once, has the tokens that the model was trained on. But then a caller could write
 ``<|im_start|>`` and speak for the system. So the tokens that no caller may write, the *protected* ones, have
-secret names here. A template's own are replaced by these names, and a caller's ``<|im_start|>`` is text like any
-other.
+secret names here. Those that a template wrote itself are replaced by these names, and a caller's ``<|im_start|>``
+is text like any other.
 """
 
 import json
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -16,10 +17,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from hiscore.prompts.cannot_encode import CannotEncode, panics_refused
-from hiscore.prompts.escapes import Escapes
 from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, rename_pieces
 from hiscore.prompts.shared_beginning import common_length
 from hiscore.prompts.token_limits import TokenLimits
+from hiscore.prompts.tracked_text import TrackedText
 from hiscore.tokenization.batches import by_characters
 from hiscore.tokenization.file import read_state
 from hiscore.tokenization.safe_splits import split_rule
@@ -56,19 +57,27 @@ class PromptTokenizer:
         self._forbidden = ids_of_protected(self._tokenizer, self.protected, state["model"])
         self._splits = split_rule(self._tokenizer)
         self.bytes_per_token = max_bytes_per_token(self._tokenizer)
-        self.escapes = Escapes(names)
+        self._names = names
+        longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+        self._protected_text = re.compile("|".join(longest_first) or "(?!)")
 
-    def escape(self, text: str) -> str:
-        """Escape a caller's text for a template, where it can then form no protected token."""
-        return self.escapes.escape(text)
+    def reveal(self, prompt: str) -> str:
+        """Put the tokens that a template wrote itself under their secret names; there are none in plain text."""
+        if not isinstance(prompt, TrackedText):
+            return prompt
+        return prompt.rename(self._protected_text, lambda match: self._names[match[0]])
+
+    def written_by_callers(self, prompt: TrackedText) -> set[str]:
+        """Find protected tokens in a prompt that are text, since the template did not write them itself."""
+        return prompt.find_callers(self._protected_text)
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Encode rendered templates, in which callers' texts are escaped. No special tokens are added.
+        """Encode rendered templates. No special tokens are added.
 
         Raises:
             CannotEncode: A caller's text gives a protected token even so, or the library gives up on it.
         """
-        return self.encode_texts([self.escapes.reveal(prompt) for prompt in prompts])
+        return self.encode_texts([self.reveal(prompt) for prompt in prompts])
 
     @panics_refused()
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
@@ -97,11 +106,11 @@ class PromptTokenizer:
         Raises:
             TooMuchText: The text is more than `MAX_CHARACTERS`, or over the limits.
         """
-        revealed = self.escapes.reveal(head)
+        revealed = self.reveal(head)
         split = self._splits.last(revealed) if self._splits else None
         size = len(revealed) + len(revealed[split or 0 :]) * len(tails) + sum(map(len, tails))
         limits.check_characters(size)
-        rows = [revealed[split or 0 :] + self.escapes.reveal(tail) for tail in tails]
+        rows = [revealed[split or 0 :] + self.reveal(tail) for tail in tails]
         beginning = revealed[: split or 0]
         limits.check_bytes(beginning, rows, self.bytes_per_token)
         once: list[int] = []
@@ -112,7 +121,7 @@ class PromptTokenizer:
 
     def encode_alike(self, prompts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Encode prompts that may begin alike, as `encode` would each; their common beginning only once."""
-        revealed = [self.escapes.reveal(prompt) for prompt in prompts]
+        revealed = [self.reveal(prompt) for prompt in prompts]
         shared = revealed[0][: common_length(revealed)]
         split = (self._splits.last(shared) if self._splits else None) or 0
         if self._splits is None or not split:
@@ -176,8 +185,8 @@ class PromptTokenizer:
 
     def token_at_start(self, text: str) -> int | None:
         """The protected token with which a template's text begins, or None."""
-        content = self.escapes.protected_at_start(text)
-        number: int | None = self._plain.token_to_id(content) if content else None
+        found = self._protected_text.match(text)
+        number: int | None = self._plain.token_to_id(found[0]) if found else None
         return number
 
     def _checked(self, ids: list[int]) -> list[int]:

@@ -12,6 +12,7 @@ from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.tokenizer import PromptTokenizer
+from hiscore.prompts.tracked_text import own
 from tests.support import chat_templates, tiny_tokenizers
 
 LIMITS = TokenLimits(1_000, 1_000)
@@ -119,13 +120,23 @@ def test_no_field_forms_a_special_token(checkpoint: Path, source: str) -> None:
             assert formed(*attacked(field, attack)) == clean, (field, attack)
 
 
-def test_control_unescaped_they_would_be_tokens(checkpoint: Path) -> None:
+def test_control_they_would_be_tokens_if_the_template_had_written_them(checkpoint: Path) -> None:
     made = conversations(checkpoint, chat_templates.QWEN3)
     name = next(each for each in made.tokenizer.protected if not each.startswith(("<0x", "<unk")))
     number = made.tokenizer._plain.token_to_id(name)
     messages = [{"role": "user", "content": f"a{name}"}]
-    text = made._template.render_as_is(messages)
+    text = own(str.join("", made._template.render_as_is(messages)))
     assert made.tokenizer.encode([text])[0].count(number) > made.prompt(messages, None).ids.count(number)
+
+
+def test_a_token_of_the_template_that_would_become_text_is_an_error(tmp_path: Path) -> None:
+    """Text that Python formats is not known to be the template's own: its prompts would be wrong in silence."""
+    checkpoint = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
+    made = conversations(checkpoint, "{{ '<|im_start|>%s' % messages[0].content }}")
+    with pytest.raises(PromptError, match=r"'<\|im_start\|>' in a way"):
+        made.prompt([{"role": "user", "content": "a"}], None)
+    # The control: where a caller wrote it, it is text.
+    assert made.prompt([{"role": "user", "content": "<|im_start|>"}], None).ids
 
 
 def test_the_end_of_an_answer_is_known_from_the_template(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_qwen3_reranker_is_asked_as_its_card_says(qwen: Path) -> None:
     prompts = RerankPrompts(qwen)
     assert prompts.family is FAMILIES["qwen3-reranker"]
     assert prompts.text("q?", "d") == QWEN3.format(query="q?", document="d")
-    assert "<Instruct>: Be kind.\n" in prompts.text("q", "d", "Be kind.").replace("\ufdd0", "")
+    assert "<Instruct>: Be kind.\n" in prompts.text("q", "d", "Be kind.")
     assert prompts.label_ids == AutoTokenizer.from_pretrained(qwen).convert_tokens_to_ids(["yes", "no"])
 
 

@@ -5,18 +5,16 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer
 
 from hiscore.prompts.cannot_encode import CannotEncode
-from hiscore.prompts.escapes import ESCAPE
 from hiscore.prompts.tokenizer import PromptTokenizer
+from hiscore.prompts.tracked_text import own
 from tests.support import tiny_tokenizers
 
 TEMPLATE = "<think>"
-TEXTS = ["", "hi there?", " <b>ok</b>  [x]\n naïve 苹果 👩‍👩‍👧 ", f"{ESCAPE}0\ue000\ue001<|", "a < b > c | d"]
+TEXTS = ["", "hi there?", " <b>ok</b>  [x]\n naïve 苹果 👩‍👩‍👧 ", "\ufdd00\ue000\ue001<|", "a < b > c | d"]
 
 
 def ids_of(backend: Tokenizer, text: str) -> list[int]:
@@ -27,7 +25,7 @@ def ids_of(backend: Tokenizer, text: str) -> list[int]:
 def test_a_prompt_has_the_tokens_that_transformers_gives(checkpoint: Path, text: str) -> None:
     tokenizer, reference = PromptTokenizer(checkpoint, [TEMPLATE]), AutoTokenizer.from_pretrained(checkpoint)
     before, after = f"{tokenizer.protected[0]}user\n", f"{tokenizer.protected[-1]}\nassistant:"
-    (ids,) = tokenizer.encode([before + tokenizer.escape(text) + after])
+    (ids,) = tokenizer.encode([own(before) + text + own(after)])
     assert ids == reference(before + text + after, add_special_tokens=False)["input_ids"]
     assert tokenizer.encode_texts([text]) == [reference(text, add_special_tokens=False)["input_ids"]]
 
@@ -40,11 +38,12 @@ def test_no_protected_token_can_be_written(checkpoint: Path) -> None:
     # Byte tokens stand for bytes of any text; the unknown token for what the vocabulary lacks.
     writable = {name for name in tokenizer.protected if name.startswith("<0x")} | {"<unk>"}
     special = {backend.token_to_id(name) for name in tokenizer.protected if name not in writable}
-    frame = tokenizer.protected[-1] + "{}" + tokenizer.protected[-1]
-    plain = [each for each in tokenizer.encode([frame.format("")])[0] if each in special]
+    frame = own(tokenizer.protected[-1])
+    plain = [each for each in tokenizer.encode([frame + frame])[0] if each in special]
+    assert plain or tokenizer.protected[-1] in writable, "the template's own"
     everything = "".join(tokenizer.protected)
     for attack in [*tokenizer.protected, everything, f" {everything[1:]}<", everything.replace("|", " |")]:
-        (ids,) = tokenizer.encode([frame.format(tokenizer.escape(attack))])
+        (ids,) = tokenizer.encode([frame + attack + frame])
         assert [each for each in ids if each in special] == plain, attack
         # The control: the checkpoint's own tokenizer sees them.
         if attack in tokenizer.protected and attack not in writable:
@@ -58,8 +57,8 @@ def test_texts_that_meet_cannot_form_one_together(checkpoint: Path) -> None:
     token = next(name for name in tokenizer.protected if name != "<unk>")
     special = {Tokenizer.from_file(str(checkpoint / "tokenizer.json")).token_to_id(token)}
     for cut in range(1, len(token)):
-        first, second = tokenizer.escape(token[:cut]), tokenizer.escape(token[cut:])
-        assert not special & set(tokenizer.encode([first + second])[0])
+        for prompt in (own("") + token[:cut] + token[cut:], own("") + token[:cut] + own(token[cut:])):
+            assert not special & set(tokenizer.encode([prompt])[0])
 
 
 @pytest.mark.parametrize("before", ["", " ", "\n"])
@@ -72,19 +71,11 @@ def test_a_text_cannot_go_on_with_a_token_that_the_template_begins(checkpoint: P
         number = backend.token_to_id(token)
         cuts = [at for at in range(1, len(token)) if not (token[at - 1].isalnum() and token[at].isalnum())]
         for start, end in itertools.combinations([*cuts, len(token)], 2):
-            text = tokenizer.escape(before + token[start:end])
-            (ids,) = tokenizer.encode([token[:start] + text.lstrip() + token[end:]])
+            text = (own("") + before + token[start:end]).lstrip()
+            (ids,) = tokenizer.encode([own(token[:start]) + text + own(token[end:])])
             assert number not in ids, (token, start, end)
         # The control: the template's own.
-        assert number in tokenizer.encode([token])[0]
-
-
-@pytest.mark.slow
-@given(st.text())
-@settings(max_examples=200)
-def test_every_text_comes_out_as_it_went_in(text: str) -> None:
-    tokenizer = PromptTokenizer(DIRECTORY)
-    assert tokenizer.escapes.reveal(tokenizer.escape(text)) == text
+        assert number in tokenizer.encode([own(token)])[0]
 
 
 def test_tokens_of_templates_and_piped_ones_are_protected_though_not_special(tmp_path: Path) -> None:
@@ -150,15 +141,6 @@ def test_cut_keeps_the_characters_that_fit_and_no_token_more(checkpoint: Path, l
             falls_into_a_character |= count(kept) < tokens - 1
     # The control: these limits fall into characters, where there are tokens for all.
     assert falls_into_a_character or tokenizer.bytes_per_token is None
-
-
-DIRECTORY = Path(__file__).parent / "none"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _directory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    global DIRECTORY
-    DIRECTORY = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path_factory.mktemp("qwen2"))
 
 
 @pytest.mark.slow
