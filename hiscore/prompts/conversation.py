@@ -1,11 +1,13 @@
 """A conversation to token ids, by the checkpoint's own chat template, and what is known of its answers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hiscore.prompts.call_form import Message, find_call_form
 from hiscore.prompts.chat import ChatTemplate, PromptError, opens_reasoning, read_chat_template
 from hiscore.prompts.reasoning import END as END_OF_REASONING
 from hiscore.prompts.token_limits import TokenLimits
@@ -31,6 +33,7 @@ class Conversations:
     Attributes:
         reasons: Answers may begin with reasoning between marks.
         tool_format: The format of calls of tools; None: unknown.
+        takes_parts: The template reads contents in several parts.
         end_ids: The tokens that end an answer in the template.
     """
 
@@ -43,10 +46,12 @@ class Conversations:
         self.takes_tools = "tools" in source
         self.tool_format: ToolFormat | None = format_of(source)
         self.knows_developers = "developer" in source
+        self.takes_parts = self._takes_parts()
         self.end_ids = self._find_end()
+        self._form = find_call_form(self._with_tools)
 
     def prompt(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, **variables: Any
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, **variables: Any
     ) -> ChatPrompt:
         """Make the prompt for the next message of the assistant.
 
@@ -62,7 +67,7 @@ class Conversations:
         if tools:
             variables["tools"] = list(tools)
         # Templates make tokens of roles; the API knows them all.
-        known = [{**message, "role": own(message["role"])} for message in messages]
+        known = [{**message, "role": own(message["role"])} for message in self._form.apply(messages)]
         text = template.render_as_is(known, **variables)
         if found := self.tokenizer.written_by_callers(text):
             given = json.dumps([known, variables], ensure_ascii=False, default=str)
@@ -75,6 +80,16 @@ class Conversations:
         if not ids:
             raise PromptError("the messages become an empty prompt")
         return ChatPrompt(ids, opens_reasoning(text))
+
+    def _takes_parts(self) -> bool:
+        parts = [{"type": "text", "text": PROBE}]
+        with suppress(PromptError):
+            one, other = (
+                self._template.render_as_is([{"role": "user", "content": content}])
+                for content in (parts, PROBE)
+            )
+            return one == other
+        return False
 
     def _find_end(self) -> list[int]:
         """Find the token behind an answer of the template, which ends it whatever generation_config.json says."""

@@ -157,7 +157,7 @@ async def _prompt(conversations: Conversations, request: ChatRequest, use: ToolU
         # Templates call it one or the other.
         for name in ("enable_thinking", "thinking"):
             variables.setdefault(name, request.thinking.type == "enabled")
-    messages = as_template_knows(request.messages, conversations.knows_developers)
+    messages = as_template_knows(request.messages, conversations.knows_developers, conversations.takes_parts)
     # Templates may write all of it, not contents alone.
     size = len(msgspec.json.encode((messages, use.tools, variables)))
 

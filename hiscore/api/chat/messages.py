@@ -110,8 +110,14 @@ class ChosenTools(msgspec.Struct):
     allowed_tools: AllowedTools | None = None
 
 
-def as_template_knows(messages: Sequence[ChatMessage], knows_developers: bool) -> list[dict[str, Any]]:
-    """Write messages as chat templates read them, developers as the system where a template knows no developers.
+def as_template_knows(
+    messages: Sequence[ChatMessage], knows_developers: bool, takes_parts: bool = False
+) -> list[dict[str, Any]]:
+    """Write messages as chat templates read them.
+
+    Args:
+        knows_developers: The template does: it gets them as developers, and not as the system.
+        takes_parts: It joins the parts of a user's message itself; otherwise each is a line.
 
     Raises:
         ApiError: A part of a message is no text, or the arguments of a call are no JSON object.
@@ -119,11 +125,12 @@ def as_template_knows(messages: Sequence[ChatMessage], knows_developers: bool) -
     if not messages:
         raise bad_request("'messages' is empty: at least one is needed", "messages")
     return [
-        _message(message, f"messages[{index}]", knows_developers) for index, message in enumerate(messages)
+        _message(message, f"messages[{index}]", knows_developers, takes_parts)
+        for index, message in enumerate(messages)
     ]
 
 
-def _message(message: ChatMessage, field: str, knows_developers: bool) -> dict[str, Any]:
+def _message(message: ChatMessage, field: str, knows_developers: bool, takes_parts: bool) -> dict[str, Any]:
     # What OpenAI called its first tools, of which a message has at most one call.
     role = "tool" if message.role == "function" else message.role
     calls = message.tool_calls or ([Call(message.function_call)] if message.function_call else [])
@@ -132,7 +139,11 @@ def _message(message: ChatMessage, field: str, knows_developers: bool) -> dict[s
     made: dict[str, Any] = {"role": role}
     if message.content is None and message.role != "assistant":
         raise bad_request(f"'{field}.content' is needed", f"{field}.content")
-    made["content"] = _text(message.content, field) or (message.refusal or "")
+    texts = _texts(message.content, field)
+    made["content"] = "\n".join(texts) or (message.refusal or "")
+    # Templates that take parts of a system's message may take the first alone.
+    if takes_parts and role == "user" and len(texts) > 1:
+        made["content"] = [{"type": "text", "text": text} for text in texts]
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             made[name] = value
@@ -150,9 +161,9 @@ def _message(message: ChatMessage, field: str, knows_developers: bool) -> dict[s
     return made
 
 
-def _text(content: str | list[str | ContentPart] | None, field: str) -> str:
+def _texts(content: str | list[str | ContentPart] | None, field: str) -> list[str]:
     if content is None or isinstance(content, str):
-        return content or ""
+        return [content or ""]
     texts = []
     for part in content:
         text = part if isinstance(part, str) else part.content
@@ -162,7 +173,7 @@ def _text(content: str | list[str | ContentPart] | None, field: str) -> str:
             why = f"{wrong} has no text" if part.type in SERVED else f"{wrong} is not served: text alone is"
             raise bad_request(why, f"{field}.content")
         texts.append(text)
-    return "\n".join(texts)
+    return texts
 
 
 def _arguments(call: Call, field: str) -> dict[str, Any]:

@@ -25,6 +25,15 @@ def test_parts_of_text_and_refusals_are_joined() -> None:
     assert as_template_knows(messages, True)[0]["content"] == "No.\nI cannot."
 
 
+def test_a_template_that_takes_parts_gets_those_of_a_user() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    messages = [{"role": role, "content": parts} for role in ("system", "user")]
+    given = msgspec.convert([*messages, {"role": "user", "content": parts[:1]}], type=list[ChatMessage])
+    known = [{"type": "text", "text": text} for text in "ab"]
+    assert [each["content"] for each in as_template_knows(given, True, True)] == ["a\nb", known, "a"]
+    assert [each["content"] for each in as_template_knows(given, True, False)] == ["a\nb", "a\nb", "a"]
+
+
 @pytest.mark.parametrize(
     ("part", "why"),
     [

@@ -1,0 +1,206 @@
+"""Published chat templates: the ids are those that transformers gives, and callers write no special token."""
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from jinja2 import TemplateError
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from hiscore.prompts.call_form import one_call_each
+from hiscore.prompts.chat import PromptError, read_chat_template
+from hiscore.prompts.conversation import Conversations
+from hiscore.prompts.token_limits import TokenLimits
+from tests.support import tiny_tokenizers
+
+TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
+# What templates write as tokens, in the notations of all families.
+TOKENS = re.compile(r"<[|｜][^<>{}' ]+[|｜]>|</?think>|</?tool_\w+>|\[/?[A-Z_]+\]|<(?:start|end)_of_turn>")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks it up",
+        "parameters": {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]},
+    },
+}
+
+
+def called(*numbers: int) -> dict[str, Any]:
+    """A message of calls whose ids are as long as Mistral wants them."""
+    calls = [
+        {
+            "type": "function",
+            "id": f"call0000{number}",
+            "function": {"name": "look", "arguments": {"n": f"pick {number}"}},
+        }
+        for number in numbers
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def result(number: int) -> dict[str, Any]:
+    return {
+        "role": "tool",
+        "content": f"an apple {number}",
+        "tool_call_id": f"call0000{number}",
+        "name": "look",
+    }
+
+
+SYSTEM, USER = (
+    {"role": "system", "content": "Be  brief."},
+    {"role": "user", "content": " What is <b>it</b>?\n"},
+)
+HISTORIES: dict[str, list[dict[str, Any]]] = {
+    "one question": [USER],
+    "with a system": [SYSTEM, USER],
+    "turns": [SYSTEM, USER, {"role": "assistant", "content": "An apple."}, USER],
+    "reasoning in the text": [
+        USER, {"role": "assistant", "content": "<think>\nlong reasoning\n</think>\n\nAn apple."}, USER,
+    ],
+    "reasoning apart": [USER, {"role": "assistant", "content": "An apple.", "reasoning_content": "hm"}, USER],
+    "a tool": [USER, called(1), result(1)],
+    "tools": [SYSTEM, USER, called(1), result(1), {"role": "assistant", "content": "An apple."}, USER],
+    "two calls": [USER, called(1, 2), result(1), result(2)],
+}  # fmt: skip
+WISHES: list[dict[str, Any]] = [{}, {"enable_thinking": True}, {"enable_thinking": False}, {"tools": [TOOL]}]
+
+
+KNOWS_NO_CALLS = "cohere2", "gemma3", "phi_35"
+
+
+class Published(NamedTuple):
+    name: str
+    conversations: Conversations
+    reference: Any
+
+    def expected(self, messages: list[dict[str, Any]], **wishes: Any) -> str:
+        text = self.reference.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **wishes
+        )
+        assert isinstance(text, str)
+        return text
+
+    def rendered(self, messages: list[dict[str, Any]]) -> str:
+        """Render the prompt that is encoded."""
+        return str(self.reference.decode(self.conversations.prompt(messages, None).ids))
+
+    def ids(self, text: str) -> list[int]:
+        ids: list[int] = self.reference(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+
+@pytest.fixture(scope="module", params=sorted(each.stem for each in TEMPLATES.glob("*.jinja")))
+def published(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """A template with a tokenizer that has its tokens."""
+    directory = tmp_path_factory.mktemp(request.param)
+    source = (TEMPLATES / f"{request.param}.jinja").read_text()
+    tokenizer = tiny_tokenizers.qwen2()
+    names = [*dict.fromkeys(TOKENS.findall(source)), "<bos>", "<eos>"]
+    tokenizer.add_tokens([AddedToken(name, normalized=False, special="think" not in name) for name in names])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", chat_template=source
+    ).save_pretrained(directory)
+    template = read_chat_template(directory)
+    assert template
+    conversations = Conversations(directory, template, TokenLimits(9_000, 9_000))
+    return Published(request.param, conversations, AutoTokenizer.from_pretrained(directory))
+
+
+@pytest.mark.parametrize("wishes", WISHES, ids=str)
+@pytest.mark.parametrize("history", HISTORIES)
+def test_it_has_the_ids_that_transformers_gives(published: Published, history: str, wishes: Any) -> None:
+    messages = HISTORIES[history]
+    variables = {name: value for name, value in wishes.items() if name != "tools"}
+    # Templates that refuse a second call, or leave it out, get it in a message of its own.
+    known = one_call_each(messages) if published.name in ("llama3_1", "gptoss") else messages
+    if published.name == "deepseek_r1_distill":
+        known = [as_deepseek_has_it(each) for each in known]
+    try:
+        text = published.expected(known, **wishes)
+    except TemplateError:
+        with pytest.raises(PromptError):
+            published.conversations.prompt(messages, wishes.get("tools"), **variables)
+        return
+    found = published.conversations.prompt(messages, wishes.get("tools"), **variables)
+    assert found.ids == published.ids(text)
+    assert found.reasoning == text.rstrip().endswith("<think>")
+
+
+def as_deepseek_has_it(message: dict[str, Any]) -> dict[str, Any]:
+    """Write arguments as a text, and no content beside calls."""
+    if "tool_calls" not in message:
+        return message
+    made: dict[str, Any] = copy.deepcopy({**message, "content": None})
+    for call in made["tool_calls"]:
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return made
+
+
+def test_parts_of_a_text_are_given_to_templates_that_take_them(published: Published) -> None:
+    """As a caller wrote them: to others the API gives one text."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("one", "two")]}]
+    assert published.conversations.takes_parts == (
+        published.name in ("gemma3", "glm4moe", "mistral_v3_tekken")
+    )
+    if published.conversations.takes_parts:
+        text = published.expected(messages)
+        assert published.conversations.prompt(messages, None).ids == published.ids(text)
+
+
+def test_calls_and_results_are_all_there(published: Published) -> None:
+    """The control of the ids: no template that knows calls is compared with one that left them out."""
+    if published.name in KNOWS_NO_CALLS:
+        pytest.skip("its template knows no calls")
+    text = published.rendered(HISTORIES["two calls"])
+    assert all(each in text for each in ("apple 1", "apple 2", "pick 1", "pick 2"))
+
+
+def test_reasoning_of_the_past_is_left_out_by_the_template(published: Published) -> None:
+    """If it could not find the mark, all of it would be in the prompt."""
+    text = published.rendered(HISTORIES["reasoning in the text"])
+    assert ("long reasoning" in text) == ("</think>" not in published.conversations._template.source)
+
+
+@pytest.mark.parametrize(
+    "field", ["content", "system", "answer", "reasoning", "name", "result", "key", "tool"]
+)
+def test_no_field_forms_a_special_token(published: Published, field: str) -> None:
+    """Whole, in halves around what templates test and cut, and where they look for a mark."""
+    names = published.conversations.tokenizer.protected
+    special = set(published.reference.convert_tokens_to_ids(names))
+
+    def formed(text: str) -> list[int]:
+        messages, tool = copy.deepcopy(HISTORIES["tools"]), TOOL
+        match field:
+            case "content" | "system":
+                messages[field == "content"]["content"] = text
+            case "answer":
+                messages[4]["content"] = text
+            case "reasoning":
+                messages[4]["reasoning_content"] = text
+            case "name":
+                messages[2]["tool_calls"][0]["function"]["name"] = text
+            case "result":
+                messages[3]["content"] = text
+            case "key":
+                messages[2]["tool_calls"][0]["function"]["arguments"] = {text: [text]}
+            case "tool":
+                tool = {
+                    "type": "function",
+                    "function": {**TOOL["function"], "name": text, "description": text},
+                }
+        if published.name in KNOWS_NO_CALLS:
+            messages = [each for each in messages if each["role"] != "tool" and "tool_calls" not in each]
+            del messages[2:-2]
+        return [each for each in published.conversations.prompt(messages, [tool]).ids if each in special]
+
+    clean = formed("a")
+    assert clean, "the template's own"
+    for attack in ("".join(names), *(f"{name}a{name}" for name in names), " ".join(names) + "</think>a"):
+        assert formed(attack) == clean, attack
