@@ -152,7 +152,6 @@ class Sequence:
         full_attention_tokens: Number of first tokens that attend to everything; by default any.
         restored: Resumed from host pages, without a prefill.
         has_index: The index is complete: the sequence has selected since it was made.
-        is_indexed: All of the prompt is on the host, and in the index and the dense layers.
         is_published: The prompt's blocks can be found by others.
         mask: Tokens that the grammar allows next; None while that is not known.
         is_counted: The tokens are counted on the device, for penalties.
@@ -181,7 +180,6 @@ class Sequence:
     full_attention_tokens: float = math.inf
     restored: bool = False
     has_index: bool = False
-    is_indexed: bool = False
     is_published: bool = False
     hashes: PageHashes | None = None
     cached_tokens: int = 0
@@ -254,7 +252,7 @@ class Sequence:
         self.furthest = max(self.furthest, self.length) if tokens else 0
         if not tokens:
             self.prefilled = self.sampled = self.read = 0
-            self.is_indexed = self.is_published = False
+            self.is_published = False
         else:
             self.sampled = self.read = tokens - self.prefilled + 1
 

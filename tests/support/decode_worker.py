@@ -147,6 +147,7 @@ class HashWorker:
         self.failures: Callable[[str, list[int]], dict[int, Exception]] = lambda call, seq_indices: {}
         self.sequences: dict[int, Held] = {}
         self.kept: dict[bytes, Held] = {}  # preempted, by their pages on the host
+        self._indexed: set[int] = set()  # host pages of all that were admitted
         self._copies: list[Copy] = []
         self._fed: list[Int32] = []  # tokens of each row of the step
         self._tasks: deque[Task] = deque()
@@ -187,6 +188,7 @@ class HashWorker:
         self._raise("fetch", [seq_index])
         self._check(seq_index not in self.sequences, f"index {seq_index} is taken")
         self._check(prefix.tokens == len(prefix.source_pages) * page, "not whole pages")
+        self._check(self._indexed.issuperset(prefix.source_pages.tolist()), "found, but in no index")
         self._own_staging(seq_index, prefix.staging_pages)
         self.sequences[seq_index].filled = prefix.tokens
         own = np.repeat(prefix.source_pages != prefix.host_pages, page)
@@ -243,6 +245,7 @@ class HashWorker:
         self._check(np.array_equal(admission.host_pages, held.host), "other pages on the host")
         self._own("device", seq_index, admission.device_pages)
         self._own_windows(seq_index, 0, admission.window_pages)
+        self._indexed |= {*held.host.tolist()}
         held.length = length
 
         def work() -> None:
@@ -266,6 +269,7 @@ class HashWorker:
             whole = len(held.device) == len(held.host)
             self._own("host", each.seq_index, np.concatenate((held.host, each.host_pages)))
             self._check_windows(held)
+            self._indexed |= {*each.host_pages.tolist()}
             if each.spilled is None:
                 self._own("device", each.seq_index, np.concatenate((held.device, each.device_pages)))
             else:

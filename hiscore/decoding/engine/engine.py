@@ -183,7 +183,7 @@ class DecodeEngine:
                 launched.append(InFlight(prefill, schedule.prefilling, schedule.completed, prompt_tokens))
                 self._fail_each(launched[-1].failed)
         for sequence in schedule.admitted:
-            if not sequence.ended:
+            if not sequence.has_failed:
                 with self._fail_only([sequence]):
                     self._worker.admit(make_admission(sequence))
         return launched
@@ -293,6 +293,7 @@ class DecodeEngine:
                     sequence.has_failed = True  # what it still had in flight is of no use to others
                 else:
                     self._end(sequence, answer)
+                    sequence.has_failed |= launching
 
     def _fail_each(self, failed: list[tuple[Sequence, Exception]]) -> None:
         for sequence, error in failed:

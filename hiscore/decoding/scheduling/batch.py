@@ -31,12 +31,13 @@ def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
     return DecodeBatch(seq_indices, positions, make_sampling_batch(sequences, positions + 1), forced)
 
 
-def make_prefill_chunk(sequence: Sequence, tokens: int, windows: tuple[Int32, Int32]) -> PrefillChunk:
+def make_prefill_chunk(
+    sequence: Sequence, tokens: int, windows: tuple[Int32, Int32], offloads: bool
+) -> PrefillChunk:
     """Make a chunk of the next tokens of a sequence's prompt; `windows` are from `Windows.of_chunk`."""
     start, end = sequence.prefilled, sequence.prefilled + tokens
     last, params, held = tokens == sequence.prompt_left, sequence.call.params, sequence.held
-    # Nothing will read the keys and values of a sequence that ends with its first token: no offload.
-    host_pages = held.host_pages if params.max_tokens > 1 else NO_PAGES
+    host_pages = held.host_pages if offloads else NO_PAGES
     return PrefillChunk(
         held.seq_index, sequence.call.prompt[start:end], start, held.staging_pages, host_pages, last,
         full_attention=not params.sparse, window_pages=windows[0], into_windows=windows[1],

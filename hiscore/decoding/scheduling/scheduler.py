@@ -98,7 +98,6 @@ class Scheduler:
         for sequence in list(self.queues.admitted):
             if is_drained(sequence.held.seq_index):
                 self.blocks.free_staging(sequence)
-                sequence.is_indexed = True
                 self.queues.move(sequence, Status.RUNNING)
         for sequence in list(self.queues.restoring):
             if is_drained(sequence.held.seq_index):
@@ -247,7 +246,8 @@ class Scheduler:
                 sequence.use_mask()
 
     def _add_chunk(self, sequence: Sequence, tokens: int, schedule: Schedule) -> None:
-        chunk = make_prefill_chunk(sequence, tokens, self.blocks.windows.of_chunk(sequence, tokens))
+        windows = self.blocks.windows.of_chunk(sequence, tokens)
+        chunk = make_prefill_chunk(sequence, tokens, windows, offloads=self._keeps_prompt(sequence))
         schedule.prefilling.append(sequence)
         schedule.chunks.append(chunk)
         sequence.prefilled = chunk.end
@@ -255,11 +255,13 @@ class Scheduler:
         if chunk.is_last:
             sequence.sampled += 1
             schedule.completed.append(sequence)
-            if sequence.all_sampled:
-                self.queues.move(sequence, Status.DRAINING)
-            else:
+            if self._keeps_prompt(sequence):
                 self._admit(sequence, schedule)
-                self.queues.move(sequence, Status.ADMITTED)
+            self.queues.move(sequence, Status.DRAINING if sequence.all_sampled else Status.ADMITTED)
+
+    def _keeps_prompt(self, sequence: Sequence) -> bool:
+        """Return whether anyone may read the keys and values of a prompt: not if it ends with its first token."""
+        return sequence.call.params.max_tokens > 1 or self._cache_config.prefix_cache
 
     def _free(self, sequence: Sequence, releases: list[Release]) -> None:
         """Take back what a sequence holds. One that has not ended is preempted: it may keep host pages."""
@@ -267,7 +269,8 @@ class Scheduler:
         left = 0 if sequence.ended else self.blocks.blocks_kept(sequence, sequence.turn.gives_up)
         gives_up = sequence.ended or sequence.turn.gives_up > 0
         sequence.turn.gives_up, sequence.is_counted = 0, False
-        if gives_up and sequence.is_indexed and not sequence.has_failed:
+        # Admitted and drained, it has all of its prompt on the host, in the index and in the dense layers.
+        if gives_up and not sequence.prompt_left and not sequence.has_failed:
             self.prefix_cache.publish(sequence, self.blocks.blocks_of(sequence), sequence.length)
         release = self.blocks.free(sequence, left)
         if held:

@@ -515,6 +515,52 @@ def test_what_fails_after_its_end_is_found_by_nobody(failure: Exception | int | 
         assert engine.stats().cached_tokens == (well if failure is None else 8)
 
 
+FIRST = long_call(0, prompt=20)
+OUT_OF_MEMORY = RequestError("there is no memory left", Code.UNAVAILABLE)
+EARLY_ENDS: dict[str, tuple[DecodeCall, int]] = {
+    "one token": (long_call(0, prompt=20, max_tokens=1), 16),
+    "a stop token": (long_call(0, prompt=20, stop_token_ids=frozenset(alone(FIRST)[0][:1])), 16),
+    "cancelled": (FIRST, 16),
+    "no memory to sample": (FIRST, 16),
+    # The controls: what was computed is of no use.
+    "no memory to launch": (FIRST, 0),
+    "no admission": (FIRST, 0),
+    "one token that is not finite": (long_call(0, prompt=20, max_tokens=1), 0),
+}
+
+
+@pytest.mark.parametrize("delay", [0, 20])
+@pytest.mark.parametrize("kind", KINDS[:5])
+@pytest.mark.parametrize("how", EARLY_ENDS)
+def test_a_prompt_is_found_however_early_its_sequence_ends(
+    how: str, kind: dict[str, Any], delay: int
+) -> None:
+    worker, callers = HashWorker(replace(TINY, **kind, block_size=0, prefix_cache=True), delay), Callers()
+    (early, found), first, second = EARLY_ENDS[how], Caller(0), Caller(1)
+    failures: list[Exception] = []
+    block = worker.cache_config.block_tokens
+    if how == "cancelled":
+        callers.hook = lambda caller: engine.cancel(caller) if caller is first else None
+    elif how == "no memory to sample":
+        worker.failures = lambda at, seq_indices: {0: OUT_OF_MEMORY} if at == "prefill" else {}
+    elif how == "no memory to launch":
+        worker.fail = lambda at, seq_indices: OUT_OF_MEMORY if at == "prefill" else None
+    elif how == "no admission":
+        worker.fail = lambda at, seq_indices: ValueError("secret") if at == "admit" else None
+    elif how.endswith("not finite"):
+        worker.fail = lambda at, seq_indices: NOT_FINITE if at == "prefill result" else None
+    with running(worker, callers, on_failure=failures.append) as engine:
+        run_all(engine, callers, {first: early})
+        while not engine._scheduler.idle:
+            time.sleep(0.001)
+        worker.fail, worker.failures = lambda at, seq_indices: None, lambda at, seq_indices: {}
+        engine.submit(FIRST, second)
+        callers.wait(lambda: second in callers.ends)
+        assert engine.stats().cached_tokens == found // block * block
+    assert_as_alone(callers, second, FIRST)
+    assert [str(each) for each in failures] == ["secret"] * (how == "no admission")
+
+
 def test_logits_that_are_not_finite_fail_their_own_sequence() -> None:
     worker, callers, failures = HashWorker(), Callers(), []
     bad, good = Caller(0), Caller(1)

@@ -114,7 +114,7 @@ def test_the_life_of_a_sequence() -> None:
     assert drive.scheduler.idle
 
 
-def test_a_sequence_of_one_token_is_never_admitted() -> None:
+def test_a_sequence_of_one_token_is_never_admitted_where_nobody_finds_its_prompt() -> None:
     drive, each = Drive(), sequence(max_tokens=1)
     drive.add(each)
     schedule = drive.go()

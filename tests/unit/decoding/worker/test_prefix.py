@@ -86,22 +86,25 @@ LATER = np.concatenate((START[:130], prompt(10, seed=2)))  # shares four blocks 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("max_tokens", [6, 1])
 @pytest.mark.parametrize("selector", SETTINGS)
-def test_a_prefix_that_was_found_changes_no_bit(make: Any, selector: str) -> None:
+def test_a_prefix_that_was_found_changes_no_bit(make: Any, selector: str, max_tokens: int) -> None:
     """With forwards of 64 tokens, which cut the prompts where the cache does.
 
     Elsewhere a product on the CPU may add up in another order, as it may with other prompts in a forward.
     """
-    seen = {caching: make(selector, caching) for caching in (True, False)}
+    seen, tokens = {caching: make(selector, caching) for caching in (True, False)}, []
     for each in seen.values():
         with serving(each.worker) as client:
-            run(client, START, OTHER, LATER)
+            run(client, START, max_tokens=max_tokens)
+            tokens.append([outcome.tokens for outcome in run(client, OTHER, LATER)])
     assert (seen[True].prefilled, seen[False].prefilled) == (440 - 128, 440)
     stays = selector in ("dense", "auto")
     assert (seen[True].fetched, seen[False].fetched) == (0 if stays else 128, 0)
     with_, without = (seen[caching].logits for caching in (True, False))
     assert len(with_) == 3
     assert torch.equal(torch.stack(with_), torch.stack(without))
+    assert tokens[0] == tokens[1]  # the index of what was found as well
     # The control: the prompts are not alike.
     assert not torch.equal(without[0], without[2])
 
