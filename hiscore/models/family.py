@@ -167,6 +167,10 @@ def _one_kv_head_per_head(config: Config) -> str | None:
     return None
 
 
+SELECTING_LAYERS = ({"deepseek_sparse_attention"}, {"indexed_attention"})
+"""Names of a layer with an indexer in transformers' configs, before 5.24 and since."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DsaFamily:
     """Latent attention to what a lightning indexer selects (`models/deepseek/`): for decoding alone."""
@@ -205,7 +209,7 @@ class DsaFamily:
             ),
             key_rule(
                 "layer_types",
-                lambda kinds: kinds is None or set(kinds) == {"deepseek_sparse_attention"},
+                lambda kinds: kinds is None or set(kinds) in SELECTING_LAYERS,
                 "layer_types names layers that attend otherwise",
             ),
             rope_type_rule("default", "yarn"),

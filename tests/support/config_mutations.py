@@ -40,6 +40,7 @@ VALUES: dict[str, list[Any]] = {
     "hidden_activation": ["relu", "gelu", "silu", "gelu_pytorch_tanh", None],
     "is_causal": [False, None, True],
     "layer_types": [[SLIDING] * 4, [FULL, SLIDING] * 2, ["chunked_attention"] * 4, [FULL] * 3],
+    "output_hidden_states": [True],
     "partial_rotary_factor": [0.5, 1.0],
     "per_layer_config": [{"0": {"intermediate_size": 48}}],
     "rope_local_base_freq": [300.0],
