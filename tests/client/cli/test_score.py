@@ -219,14 +219,22 @@ def test_wait_ready(url: str, dead_url: str, server: FaultyServer) -> None:
 
 
 def on_terminal(
-    *args: str, url: str, pipe_stdout: bool = False, watch: Callable[[bytes], None] = lambda shown: None
+    *args: str,
+    url: str,
+    pipe_stdout: bool = False,
+    tells_progress: bool = True,
+    watch: Callable[[bytes], None] = lambda shown: None,
 ) -> tuple[str, str]:
-    """Run with a terminal as stderr, and as stdout unless that is a pipe; return what the two showed."""
+    """Run with a terminal as stderr, and as stdout unless that is a pipe; return what the two showed.
+
+    tells_progress: False: stderr is nothing, or what takes more than a second would be seen on the terminal, too.
+    """
     master, slave = pty.openpty()
     environment = {**os.environ, "HISCORE_URL": url, "COLUMNS": "100", "TERM": "xterm"}
     stdout = subprocess.PIPE if pipe_stdout else slave
+    stderr = slave if tells_progress else subprocess.DEVNULL
     with subprocess.Popen(
-        [*COMMAND, *args], stdin=slave, stdout=stdout, stderr=slave, env=environment
+        [*COMMAND, *args], stdin=slave, stdout=stdout, stderr=stderr, env=environment
     ) as process:
         os.close(slave)
         shown = b""
@@ -260,7 +268,7 @@ def test_people_get_a_table_with_texts_as_they_are(url: str) -> None:
 
 @pytest.mark.slow
 def test_json_on_a_terminal_when_asked_for(url: str) -> None:
-    as_json, _ = on_terminal("score", "--json", *QUESTION, "apple", url=url)
+    as_json, _ = on_terminal("score", "--json", *QUESTION, "apple", url=url, tells_progress=False)
     assert json.loads(as_json)["scores"] == expected("fruit?", ["apple"])
 
 
