@@ -46,6 +46,7 @@ class AnswerMessage(msgspec.Struct):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[MadeCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class AnswerChoice(msgspec.Struct):
@@ -75,6 +76,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[MadeCallPart] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):
@@ -98,7 +100,13 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 class ChatAnswer:
-    """One answer as it comes; `parallel` keeps calls after the first, `logprobs` reads log-probabilities."""
+    """One answer as it comes.
+
+    Args:
+        parallel: Calls after the first are kept.
+        logprobs: Reads log-probabilities; None: nobody asks for them.
+        as_function: A call has the form that OpenAI gave it first.
+    """
 
     def __init__(
         self,
@@ -107,11 +115,12 @@ class ChatAnswer:
         tools: ToolFormat | None,
         parallel: bool,
         logprobs: LogprobsReader | None,
+        as_function: bool = False,
     ) -> None:
         self._index, self._logprobs = index, logprobs
         self._reader = AnswerReader(reasoning, tools)
         self._id_length = tools.id_length if tools else 0
-        self._parallel = parallel
+        self._parallel, self._as_function = parallel, as_function
         self._content, self._reasoning = "", ""
         self._calls: list[MadeCall] = []
         self._read_logprobs = ChatLogprobs([])
@@ -131,7 +140,8 @@ class ChatAnswer:
             choices[0].logprobs = read
         if chunk.finish_reason:
             called = bool(self._calls) and chunk.finish_reason == "stop"
-            self._reason = "tool_calls" if called else chunk.finish_reason
+            reason = "function_call" if self._as_function else "tool_calls"
+            self._reason = reason if called else chunk.finish_reason
             choices.append(ChunkChoice(self._index, Delta(), finish_reason=self._reason))
         return choices
 
@@ -141,7 +151,9 @@ class ChatAnswer:
         message = AnswerMessage(self._content or (None if self._calls else ""))
         if self._reasoning:
             message.reasoning_content = self._reasoning
-        if self._calls:
+        if self._calls and self._as_function:
+            message.function_call = self._calls[0].function
+        elif self._calls:
             message.tool_calls = self._calls
         return AnswerChoice(
             self._index, message, self._read_logprobs if self._logprobs else None, self._reason
@@ -163,6 +175,8 @@ class ChatAnswer:
         call_id = made[: self._id_length] if self._id_length else f"call_{made}"
         function = CalledFunction(call.name, call.arguments)
         self._calls.append(MadeCall(call_id, function))
+        if self._as_function:
+            return Delta(function_call=function)
         return Delta(tool_calls=[MadeCallPart(call_id, function, index=len(self._calls) - 1)])
 
 

@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from hiscore.api.chat.answer import ChatAnswer, ChatCompletion, ChatStream
 from hiscore.api.chat.generation import Generations, Generator
-from hiscore.api.chat.messages import ChatMessage, Tool, as_template_knows
+from hiscore.api.chat.messages import ChatMessage, Function, FunctionName, Tool, as_template_knows
 from hiscore.api.chat.sampling import GeneratedTokens, GenerationRequest, Parameter
 from hiscore.api.chat.structured_outputs import FIELD
-from hiscore.api.chat.tools import ToolChoice, ToolUse, tool_use
+from hiscore.api.chat.tools import ToolChoice, ToolUse, offered, tool_use
 from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import bad_request
 from hiscore.api.http.events import EventStream, started
@@ -43,6 +43,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[Function] | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     thinking: Thinking | None = None
@@ -76,12 +78,12 @@ class Chat:
         if self._conversations is None or self._generator.logprobs is None:
             raise bad_request(f"{self._refusal}: use /v1/completions", "messages")
         times = self._generator.metrics.token_times(ROUTE)
+        parallel = request.parallel_tool_calls is not False and not request.functions
         try:
             parameters = self._generator.sampling.parameters(request)
             use = tool_use(
-                request.tools,
-                request.tool_choice,
-                request.parallel_tool_calls is not False,
+                *offered(request.tools, request.tool_choice, request.functions, request.function_call),
+                parallel,
                 self._conversations,
                 cast("str | None", parameters.get("json_schema")),
             )
@@ -101,8 +103,9 @@ class Chat:
                 index,
                 prompt.reasoning if tells_reasoning and use.grammar is None else None,
                 use.format,
-                request.parallel_tool_calls is not False,
+                parallel,
                 self._generator.logprobs if request.logprobs else None,
+                bool(request.functions),
             )
             for index in range(request.choices)
         ]

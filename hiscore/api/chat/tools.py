@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from hiscore.api.chat.call_grammar import grammar_of_calls, words_of
-from hiscore.api.chat.messages import ChosenTools, FunctionName, Tool
+from hiscore.api.chat.messages import ChosenTools, Function, FunctionName, Tool
 from hiscore.api.http.errors import bad_request
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.tool_calls import FORCED, ToolFormat
@@ -27,6 +27,21 @@ class ToolUse:
     format: ToolFormat | None = None
     grammar: str | None = None
     words: Mapping[str, str] = field(default_factory=dict)
+
+
+def offered(
+    tools: list[Tool] | None,
+    choice: ToolChoice | None,
+    functions: list[Function] | None,
+    call: Literal["none", "auto"] | FunctionName | None,
+) -> tuple[list[Tool] | None, ToolChoice | None]:
+    """Return the tools and the choice of a request, which may name both as OpenAI did first."""
+    if not functions and not isinstance(call, FunctionName):
+        return tools, choice
+    if tools or choice or not functions:
+        raise bad_request("'function_call' needs 'functions', and neither stands beside 'tools'", "functions")
+    made = [Tool("function", function) for function in functions]
+    return made, ChosenTools(function=call) if isinstance(call, FunctionName) else call
 
 
 def tool_use(
