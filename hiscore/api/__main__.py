@@ -8,7 +8,7 @@ import tempfile
 
 import uvicorn
 from pydantic import ValidationError
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
 from hiscore.api.app import create_app
@@ -79,7 +79,7 @@ def uvicorn_config(settings: ApiProcessSettings) -> uvicorn.Config:
     )
 
 
-def app() -> Starlette:
+def app() -> ASGIApp:
     """Make the application of a process that uvicorn has just started."""
     settings = ApiProcessSettings()  # type: ignore[call-arg]
     _log_as_models(settings.log_format)

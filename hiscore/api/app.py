@@ -10,10 +10,11 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hiscore.api.chat import chat, completions
 from hiscore.api.chat.answer import ChatCompletion
@@ -97,7 +98,7 @@ class Pages:
         return Response(self._description, media_type="application/json")
 
 
-def create_app(settings: ApiProcessSettings | None = None, strict: bool = False) -> Starlette:
+def create_app(settings: ApiProcessSettings | None = None, strict: bool = False) -> ASGIApp:
     """Make the application. Its settings come from the environment if none are given.
 
     A route that cannot serve the checkpoint refuses its requests; with `strict` a template or labels that are set
@@ -134,7 +135,12 @@ def create_app(settings: ApiProcessSettings | None = None, strict: bool = False)
         lifespan=lifespan,
     )
     app.endpoints = {each.route: each for each in endpoints}
-    return app
+    if not settings.api_cors_origins:
+        return app
+    origins = [each.strip() for each in settings.api_cors_origins.split(",")]
+    return CORSMiddleware(
+        app, origins, ("GET", "POST"), allow_headers=["*"], expose_headers=["x-request-id", "retry-after"]
+    )
 
 
 def routes(

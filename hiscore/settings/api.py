@@ -37,6 +37,11 @@ class ApiSettings(Settings):
     api_keys_file: Annotated[Path | None, OFF] = Field(
         default=None, description="file with one API key a line: callers must send one"
     )
+    api_cors_origins: Annotated[str | None, OFF] = Field(
+        default=None,
+        description="origins, separated by commas, whose pages may call the API from a browser, such as "
+        "`https://app.example.com`; `*`: any",
+    )
     prompt_template: Annotated[str, AUTO_TEXT] = Field(
         default="",
         description="how rerank requests become prompts: the name of a built-in template "

@@ -178,3 +178,33 @@ def test_a_check_makes_the_application_and_serves_nothing(
     said = capfd.readouterr().err
     assert ("the same token" in said) == bool(code)
     assert ("set PROMPT_LABELS" in said) == (labels == "")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [
+        (None, None),
+        ("https://a.example", None),
+        ("https://b, https://a.test", "https://a.test"),
+        ("*", "*"),
+    ],
+)
+def test_only_pages_of_the_origins_that_are_set_may_read(
+    make_client: MakeClient, allowed: str | None, expected: str | None
+) -> None:
+    client = make_client(api_cors_origins=allowed)
+    origin = {"origin": "https://a.test"}
+    asked = {
+        **origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    preflight = client.options("/v1/rerank", headers=asked)
+    assert preflight.status_code == (405 if allowed is None else 200 if expected else 400)
+    for body in (RERANK, {}):
+        reply = client.post("/v1/rerank", json=body, headers=origin)
+        assert reply.status_code == (200 if body else 400)
+        assert reply.headers.get("access-control-allow-origin") == expected
+    if expected:
+        assert preflight.headers["access-control-allow-origin"] == expected
+        assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
