@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -33,13 +34,13 @@ from hiscore.api.openapi import describe
 from hiscore.api.ranking import nim, pairs, rerank, score, tei
 from hiscore.api.ranking.relevance import Ranker, make_ranker
 from hiscore.api.wire import ModelNames
+from hiscore.checkpoint import published_name
 from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.support import DEFAULT_MAX_CONTEXT, is_classifier, most_context
 from hiscore.prompts.chat import read_chat_template, read_json
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.decisions import DecisionPrompter
-from hiscore.prompts.pairs import PairPrompts
-from hiscore.prompts.rerank import make_prompts
+from hiscore.prompts.rerank import RerankPrompts, make_prompts
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.settings import ApiProcessSettings
 
@@ -110,7 +111,7 @@ def create_app(settings: ApiProcessSettings | None = None, strict: bool = False)
     settings = settings or ApiProcessSettings()  # type: ignore[call-arg]
     served = settings.served_models.split(",")
     models = Models(settings.backend, served, settings.request_timeout_s)
-    names = ModelNames(settings.api_model_names, settings.checkpoint.name)
+    names = ModelNames(settings.api_model_names, published_name(settings.checkpoint))
     metrics, keys = Metrics(), Keys(settings.api_keys_file)
     variants_of: dict[str, list[Variant]] = {}
     if "scorer" in served:
@@ -149,7 +150,8 @@ def routes(
     """Make the wire formats of each route that scores."""
     # Whatever the checkpoint's own context is, it is not longer.
     limits_of_ids = TokenLimits(settings.max_context or DEFAULT_MAX_CONTEXT, settings.max_call_tokens)
-    ranked: dict[str, Any] = {"ranker": _ranker(settings, models, strict), "names": names}
+    ranker = _ranker(settings, models, strict)
+    ranked: dict[str, Any] = {"ranker": ranker, "names": names}
     scored = Variant(
         score.ScoreBody,
         score.ScoreResponse,
@@ -165,6 +167,10 @@ def routes(
     )
     nim_ranked = Variant(nim.RankingRequest, nim.RankingResponse, partial(nim.ranking, **ranked), nim_error)
     decided: dict[str, Any] = {"decider": _decider(settings, models), "names": names}
+    warning = "; ".join(ranker.warnings)
+    paired, reranked, tei_ranked, nim_ranked = (
+        replace(variant, warning=warning) for variant in (paired, reranked, tei_ranked, nim_ranked)
+    )
     return {
         "/v1/decisions": [
             Variant(
@@ -244,14 +250,9 @@ def _ranker(settings: ApiProcessSettings, models: Models, strict: bool) -> Ranke
         no_tokenizer = "this model has no tokenizer: it takes token ids alone, at /v1/score"
         return Ranker(models, limits, no_tokenizer)
     template, labels = settings.prompt_template, settings.prompt_labels
-    config = read_json(checkpoint / "config.json")
+    names = published_name(checkpoint), Path(settings.model).name
     try:
-        if config.get("model_type") in ENCODER_FAMILIES:
-            if template:
-                raise ValueError("PROMPT_TEMPLATE must not be set: an encoder reads no prompt")
-            return make_ranker(models, limits, PairPrompts(checkpoint))
-        given = labels.split(",") if labels else ()
-        prompts = make_prompts(checkpoint, template, given, is_classifier(config.get("architectures")))
+        prompts, recipe = make_prompts(checkpoint, template, labels.split(",") if labels else (), names)
     except ValueError as error:
         if strict and (template or labels):
             raise
@@ -260,8 +261,13 @@ def _ranker(settings: ApiProcessSettings, models: Models, strict: bool) -> Ranke
         return Ranker(
             models, limits, f"this model ranks nothing: {'its log says why' if template else error}"
         )
-    log.info("rerank requests become prompts by the template %s", prompts.name)
-    return make_ranker(models, limits, prompts)
+    log.info("rerank requests: %s", recipe)
+    for warning in recipe.warnings:
+        log.warning("rerank requests: %s", warning)
+    if template and isinstance(prompts, RerankPrompts):
+        # As everywhere in Jinja, a template's last newline is none of the prompt's.
+        log.info("prompts end in %r", prompts.text("", "")[-40:])
+    return make_ranker(models, limits, prompts, recipe)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -6,6 +6,6 @@ and converts is imported only when there is something to download or convert.
 
 from hiscore.checkpoint.digests import check_digests
 from hiscore.checkpoint.errors import CheckpointError
-from hiscore.checkpoint.resolve import resolve
+from hiscore.checkpoint.resolve import published_name, resolve
 
-__all__ = ["CheckpointError", "check_digests", "resolve"]
+__all__ = ["CheckpointError", "check_digests", "published_name", "resolve"]

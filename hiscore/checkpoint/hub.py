@@ -20,6 +20,8 @@ WANTED = [
     *UNCONVERTED_TOKENIZERS,
     "chat_template.jinja",
     "chat_template.json",
+    "modules.json",
+    "config_sentence_transformers.json",
 ]
 # A pattern's * also matches slashes, and some repositories contain the weights again in another layout.
 UNWANTED = ["*/*", "consolidated*"]

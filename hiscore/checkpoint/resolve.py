@@ -10,6 +10,14 @@ from hiscore.settings import DEFAULT_MODEL
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
+def published_name(directory: Path) -> str:
+    """The name under which a checkpoint is known: ``org/name`` in the hub's cache, else that of its directory."""
+    match directory.parts:
+        case [*_, repository, "snapshots", _] if repository.startswith("models--"):
+            return repository.removeprefix("models--").replace("--", "/")
+    return directory.name
+
+
 def resolve(model: str = DEFAULT_MODEL, *, progress: bool = True) -> Path:
     """Find a checkpoint, download it if necessary, and check that it can be served.
 

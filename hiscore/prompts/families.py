@@ -1,9 +1,22 @@
 """The templates of rerankers: the family of each checkpoint, and the labels of its answer."""
 
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hiscore.prompts.chat import read_json
+from hiscore.prompts.chat import (
+    ChatTemplate,
+    PromptError,
+    compiled,
+    read_chat_template,
+    read_json,
+    render,
+    special_tokens,
+)
+from hiscore.prompts.recipe import Source
 
 TEMPLATES = Path(__file__).parent / "templates"
 BGE_GEMMA = (
@@ -52,12 +65,70 @@ FAMILIES = {
     )
 }
 DEFAULT = FAMILIES["yes-no"]
+ROLES = ("query", "document")
+NOT_SCORED = (
+    "and rerank requests are not scored so yet: set PROMPT_TEMPLATE, and PROMPT_LABELS, to what the model was "
+    "trained with"
+)
 
 
-def family_of(checkpoint: Path) -> RerankFamily:
-    """Find a checkpoint's family by its name, as its directory or its own files give it."""
-    names = [checkpoint.name, read_json(checkpoint / "config.json").get("_name_or_path") or ""]
-    for family in FAMILIES.values():
-        if any(mark in str(name).lower() for mark in family.marks for name in names):
-            return family
-    return DEFAULT
+@dataclass(frozen=True)
+class FoundFamily:
+    """A family of rerankers, and where it was found; None: nothing says any."""
+
+    family: RerankFamily | None
+    source: Source
+    remarks: tuple[str, ...] = ()
+
+
+def find_family(checkpoint: Path, names: Iterable[str] = ()) -> FoundFamily:
+    """Find a checkpoint's family by the names that it is known by, or by what its files say.
+
+    Raises:
+        ValueError: The files say how queries and documents are scored, and no family is scored so.
+    """
+    config = read_json(checkpoint / "config.json")
+    known = [name.lower() for name in (checkpoint.name, str(config.get("_name_or_path") or ""), *names)]
+    known_families = [family for family in FAMILIES.values() if family.marks]
+    chat, prompt = read_chat_template(checkpoint), _default_prompt(checkpoint)
+    by_roles = chat if chat and all(re.search(f"[\"']{role}[\"']", chat.source) for role in ROLES) else None
+    for family in known_families:
+        asked = replace(family, instruction=prompt or family.instruction)
+        if by_roles and _asks_alike(by_roles, asked, prompt, special_tokens(checkpoint)):
+            return FoundFamily(asked, "files")
+        # vLLM's key, for conversions to classifiers.
+        if config.get("classifier_from_token") == [label for label in reversed(family.labels) if label]:
+            return FoundFamily(family, "files")
+    for family in known_families:
+        if any(mark in name for mark in family.marks for name in known):
+            remark = f"the model's chat template asks otherwise than {family.name}, which its name chose"
+            return FoundFamily(family, "name", (remark,) if by_roles else ())
+    if others := [kind for kind in _modules(checkpoint) if kind != "Transformer"]:
+        raise ValueError(f"modules.json names {others[0]}, {NOT_SCORED}")
+    if by_roles:
+        raise ValueError(f"the chat template has the roles query and document, {NOT_SCORED}")
+    if prompt:
+        raise ValueError(f"config_sentence_transformers.json has the default prompt {prompt!r}, {NOT_SCORED}")
+    return FoundFamily(None, "guess")
+
+
+def _asks_alike(chat: ChatTemplate, family: RerankFamily, prompt: str, tokens: Mapping[str, str]) -> bool:
+    messages = [{"role": "system", "content": prompt}] if prompt else []
+    messages += [{"role": role, "content": role} for role in ROLES]
+    values = {"query": "query", "document": "document", "instruction": family.instruction, **tokens}
+    with suppress(PromptError):
+        return chat.render_as_is(messages) == render(compiled(family.file.read_text()), **values)
+    return False
+
+
+def _default_prompt(checkpoint: Path) -> str:
+    """The text that sentence-transformers puts before queries, or gives to a chat template's system."""
+    config = read_json(checkpoint / "config_sentence_transformers.json")
+    return str((config.get("prompts") or {}).get(config.get("default_prompt_name")) or "")
+
+
+def _modules(checkpoint: Path) -> Sequence[str]:
+    """The kinds of modules of which sentence-transformers makes the model."""
+    file = checkpoint / "modules.json"
+    modules = json.loads(file.read_text()) if file.is_file() else []
+    return [str(module["type"]).rpartition(".")[2] for module in modules]

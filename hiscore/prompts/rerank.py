@@ -4,17 +4,24 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from hiscore.models.encoder_families import ENCODER_FAMILIES
+from hiscore.models.support import is_classifier, label_names
 from hiscore.prompts.chat import (
     ChatTemplate,
     PromptError,
     compiled,
     read_chat_template,
+    read_json,
     render,
     special_tokens,
 )
-from hiscore.prompts.families import DEFAULT, FAMILIES, RerankFamily, family_of
+from hiscore.prompts.families import DEFAULT, FAMILIES, FoundFamily, RerankFamily, find_family
+from hiscore.prompts.pairs import PairPrompts
+from hiscore.prompts.recipe import Recipe, RecipePart, Source
 from hiscore.prompts.shared_beginning import Prompts, share
 from hiscore.prompts.tokenizer import PromptTokenizer
 from hiscore.prompts.tracked_text import TrackedText
@@ -26,7 +33,6 @@ AROUND_A_PAIR = 16
 class ClassifierPairs:
     """The prompts of a classifier without a template: pairs of query and document, as for cross-encoders."""
 
-    name = "pair"
     label_ids: Sequence[int] = ()
 
     def __init__(self, checkpoint: Path) -> None:
@@ -57,15 +63,23 @@ class RerankPrompts:
     Args:
         template: The name of a family, the path of a Jinja file, or empty: chosen by the checkpoint.
         labels: Two texts; empty: those that the file names, or else the family's.
+        names: The names that the checkpoint is known by, beside that of its directory.
 
     Raises:
         ValueError: The template or the labels cannot be used.
     """
 
     def __init__(
-        self, checkpoint: Path, template: str = "", labels: Sequence[str] = (), is_classifier: bool = False
+        self,
+        checkpoint: Path,
+        template: str = "",
+        labels: Sequence[str] = (),
+        is_classifier: bool = False,
+        names: Sequence[str] = (),
     ) -> None:
-        self.family, source = _choose(checkpoint, template)
+        choice = _choose(checkpoint, template, names)
+        self.family, source, self.remarks = choice.family, choice.source, choice.remarks
+        self.template = RecipePart(self.family.name, choice.template_by)
         self._chat: ChatTemplate | None = read_chat_template(checkpoint) if self.family.in_chat else None
         self._template = compiled(source)
         self._special_tokens = special_tokens(checkpoint)
@@ -74,10 +88,8 @@ class RerankPrompts:
         self.label_ids: Sequence[int] = ()
         if not is_classifier:
             self._find_labels(labels)
-
-    @property
-    def name(self) -> str:
-        return self.family.name
+            texts = [repr(text) for text in labels or self.family.labels if text]
+            self.readout = RecipePart(" against ".join(texts), "setting" if labels else choice.labels_by)
 
     def _find_labels(self, labels: Sequence[str]) -> None:
         texts = [text for text in labels or self.family.labels if text]
@@ -146,24 +158,80 @@ class RerankPrompts:
         return sum(map(len, queries)) + sum(map(len, documents)) + around * len(documents)
 
 
+AnyPrompts: TypeAlias = RerankPrompts | ClassifierPairs | PairPrompts
+
+
 def make_prompts(
-    checkpoint: Path, template: str, labels: Sequence[str], is_classifier: bool
-) -> RerankPrompts | ClassifierPairs:
-    """Choose the prompts of a checkpoint; raises ValueError if the template or the labels cannot be used."""
-    if is_classifier and not template and family_of(checkpoint) is DEFAULT:
-        return ClassifierPairs(checkpoint)
-    return RerankPrompts(checkpoint, template, labels, is_classifier)
+    checkpoint: Path, template: str = "", labels: Sequence[str] = (), names: Sequence[str] = ()
+) -> tuple[AnyPrompts, Recipe]:
+    """Choose the prompts of a checkpoint, and what is read behind them.
+
+    Raises:
+        ValueError: The template or the labels cannot be used, or the checkpoint is scored as none is here.
+    """
+    config = read_json(checkpoint / "config.json")
+    is_encoder = config.get("model_type") in ENCODER_FAMILIES
+    classifies = is_encoder or is_classifier(config.get("architectures"))
+    if is_encoder and template:
+        raise ValueError("PROMPT_TEMPLATE must not be set: an encoder reads no prompt")
+    if is_encoder or (classifies and not template and find_family(checkpoint, names).family is None):
+        if is_encoder:
+            find_family(checkpoint, names)
+        of_pair = RecipePart("pair", "files" if is_encoder else "guess")
+        prompts: AnyPrompts = PairPrompts(checkpoint) if is_encoder else ClassifierPairs(checkpoint)
+        return prompts, Recipe(of_pair, *_of_classifier(checkpoint, labels))
+    prompts = RerankPrompts(checkpoint, template, labels, classifies, names)
+    if classifies:
+        readout, column = _of_classifier(checkpoint, labels, prompts.family.labels[0])
+        return prompts, Recipe(prompts.template, readout, column, prompts.remarks)
+    return prompts, Recipe(prompts.template, prompts.readout, remarks=prompts.remarks)
 
 
-def _choose(checkpoint: Path, template: str) -> tuple[RerankFamily, str]:
-    family = FAMILIES.get(template) or family_of(checkpoint)
-    path = Path(template) if template and template not in FAMILIES else family.file
-    if not path.is_file():
+def _of_classifier(checkpoint: Path, labels: Sequence[str], of_family: str = "") -> tuple[RecipePart, int]:
+    """Find the label of a classifier that is relevance, and its index."""
+    count = read_json(checkpoint / "config.json").get("num_labels") or 2
+    names = label_names(checkpoint) or tuple(f"LABEL_{index}" for index in range(count))
+    if len(names) == 1 and not labels:
+        return RecipePart("its one label", "files"), 0
+    wanted = {label.lower() for label in labels if label} or {"relevant", of_family.lower()}
+    found = [index for index, name in enumerate(names) if name.lower() in wanted]
+    if len(found) != 1:
+        raise ValueError(
+            f"it is a classifier of {len(names)} labels ({', '.join(names)}): set PROMPT_LABELS to the name of "
+            "the one that is relevance"
+        )
+    return RecipePart(f"its label {names[found[0]]!r}", "setting" if labels else "files"), found[0]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    family: RerankFamily
+    source: str
+    template_by: Source
+    labels_by: Source
+    remarks: tuple[str, ...] = ()
+
+
+def _choose(checkpoint: Path, template: str, names: Sequence[str]) -> _Choice:
+    if template in FAMILIES:
+        family = FAMILIES[template]
+        return _Choice(family, family.file.read_text(), "setting", "setting")
+    path = Path(template)
+    if template and not path.is_file():
         raise ValueError(f"PROMPT_TEMPLATE '{template}' is neither a file nor one of {', '.join(FAMILIES)}")
-    if path != family.file:
-        # A deployment's own file is the whole prompt.
-        family = RerankFamily(str(path), _named_labels(path) or family.labels, family.instruction)
-    return family, path.read_text()
+    try:
+        found = find_family(checkpoint, names)
+    except ValueError:
+        if not template:
+            raise
+        found = FoundFamily(None, "guess")
+    family = found.family or DEFAULT
+    if not template:
+        return _Choice(family, family.file.read_text(), found.source, found.source, found.remarks)
+    # A deployment's own file is the whole prompt.
+    labels = _named_labels(path)
+    family = RerankFamily(str(path), labels or family.labels, family.instruction)
+    return _Choice(family, path.read_text(), "setting", "setting" if labels else found.source)
 
 
 def _named_labels(template: Path) -> tuple[str, str] | None:

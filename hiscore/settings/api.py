@@ -82,6 +82,8 @@ class ApiProcessSettings(ApiBounds, LogSettings, BaseSettings):
         extra="ignore", frozen=True, env_ignore_empty=True, protected_namespaces=(), env_prefix="HISCORE_"
     )
 
+    model: str = ""
+    """MODEL as it was set: files may have lost the name by which a checkpoint is known."""
     checkpoint: Path
     """The checkpoint's directory, resolved by the launcher."""
     backend: str

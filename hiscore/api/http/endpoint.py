@@ -54,6 +54,7 @@ class Variant:
         field: The field by which a body is known as this; empty: any other body.
         streams: The answer may be an `EventStream`.
         unique_keys: Refuse objects that hold a key twice, since keys are names that callers choose.
+        warning: What callers should know of every answer; it becomes a header.
     """
 
     request: type[Any]
@@ -63,6 +64,7 @@ class Variant:
     field: str = ""
     streams: bool = False
     unique_keys: bool = False
+    warning: str = ""
 
 
 class Endpoint:
@@ -112,6 +114,11 @@ class Endpoint:
                     (b"content-type", b"application/json"),
                     (b"x-request-id", request_id.encode()),
                     *HEADERS_OF.get(status, ()),
+                    *(
+                        []
+                        if failed or not variant.warning
+                        else [(b"x-hiscore-warning", variant.warning.encode())]
+                    ),
                 ]
                 await send({"type": "http.response.start", "status": status, "headers": head})
                 await send({"type": "http.response.body", "body": content})

@@ -15,7 +15,8 @@ from hiscore.api.models import Models
 from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
-from hiscore.prompts.rerank import AROUND_A_PAIR, ClassifierPairs, RerankPrompts
+from hiscore.prompts.recipe import Recipe
+from hiscore.prompts.rerank import AROUND_A_PAIR, AnyPrompts, ClassifierPairs, RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.truncation import NOTHING, CutPrompts, Truncation, cut_prompts
@@ -61,8 +62,12 @@ class RankedTexts:
 class Ranker:
     """Ranks documents within `limits`; the base class refuses to, and says why."""
 
-    def __init__(self, models: Models, limits: TokenLimits, refusal: str = "") -> None:
+    def __init__(
+        self, models: Models, limits: TokenLimits, refusal: str = "", recipe: Recipe | None = None
+    ) -> None:
         self._models, self._limits, self._refusal = models, limits, refusal
+        self.warnings = recipe.warnings if recipe else []
+        self._column = recipe.column if recipe else 0
 
     @property
     def context_length(self) -> int:
@@ -92,9 +97,10 @@ class Ranker:
         result = await self._models.score_ids(
             prompts.query, prompts.items, labels, raw_logits=bool(labels), request_id=request_id
         )
-        if (columns := result.scores.shape[1]) != 1:
-            raise bad_request(f"this model is a classifier of {columns} labels, none of which is relevance")
-        logits = result.scores[:, 0].tolist()
+        others = np.delete(result.scores.astype(np.float64), self._column, axis=1)
+        logits = result.scores[:, self._column].tolist()
+        if others.shape[1]:
+            logits = (logits - np.logaddexp.reduce(others, axis=1)).tolist()
         uncut = [False] * len(logits)
         return Ranking(
             _sigmoid(logits), logits, result.usage.prompt_tokens, result.usage.cached_tokens, uncut
@@ -104,8 +110,10 @@ class Ranker:
 class LogitRanker(Ranker):
     """Ranks by prompts with one label, whose logit is the score, or none: a classifier's."""
 
-    def __init__(self, models: Models, limits: TokenLimits, prompts: RerankPrompts | ClassifierPairs) -> None:
-        super().__init__(models, limits)
+    def __init__(
+        self, models: Models, limits: TokenLimits, prompts: RerankPrompts | ClassifierPairs, recipe: Recipe
+    ) -> None:
+        super().__init__(models, limits, recipe=recipe)
         self._prompts = prompts
 
     async def _rank(self, texts: RankedTexts, request_id: str) -> Ranking:
@@ -148,8 +156,8 @@ class LabelRanker(LogitRanker):
 class EncoderRanker(Ranker):
     """Ranks by pairs of texts without a prompt around them, in a call for each query."""
 
-    def __init__(self, models: Models, limits: TokenLimits, prompts: PairPrompts) -> None:
-        super().__init__(models, limits)
+    def __init__(self, models: Models, limits: TokenLimits, prompts: PairPrompts, recipe: Recipe) -> None:
+        super().__init__(models, limits, recipe=recipe)
         self._prompts = prompts
 
     async def _rank(self, texts: RankedTexts, request_id: str) -> Ranking:
@@ -182,14 +190,12 @@ class EncoderRanker(Ranker):
         )
 
 
-def make_ranker(
-    models: Models, limits: TokenLimits, prompts: RerankPrompts | ClassifierPairs | PairPrompts
-) -> Ranker:
+def make_ranker(models: Models, limits: TokenLimits, prompts: AnyPrompts, recipe: Recipe) -> Ranker:
     """Make the ranker for a checkpoint's prompts."""
     if isinstance(prompts, PairPrompts):
-        return EncoderRanker(models, limits, prompts)
+        return EncoderRanker(models, limits, prompts, recipe)
     by = LabelRanker if len(prompts.label_ids) == 2 else LogitRanker
-    return by(models, limits, prompts)
+    return by(models, limits, prompts, recipe)
 
 
 def _sigmoid(logits: Sequence[float]) -> list[float]:

@@ -50,7 +50,7 @@ class Result(msgspec.Struct, omit_defaults=True):
 
 
 class RerankResponse(msgspec.Struct, kw_only=True):
-    """The documents, best first; `usage` for Jina's and vLLM's clients, `meta` for Cohere's."""
+    """The documents, best first; `usage` for Jina's and vLLM's clients, `meta` with `warnings` for Cohere's."""
 
     id: str
     model: str
@@ -85,6 +85,7 @@ async def rerank(
             "api_version": {"version": "2"},
             "billed_units": {"search_units": 1},
             "tokens": {"input_tokens": ranking.prompt_tokens, "output_tokens": 0},
+            **({"warnings": list(ranker.warnings)} if ranker.warnings else {}),
         },
     )
 

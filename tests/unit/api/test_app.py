@@ -129,7 +129,7 @@ def test_what_ranks_nothing_serves_the_rest(
     caplog: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(families, "DEFAULT", NO_LABELS)
+    monkeypatch.setattr("hiscore.prompts.rerank.DEFAULT", NO_LABELS)
     client = make_client(**settings)
     for path, body in (
         ("/v1/rerank", RERANK),
@@ -147,6 +147,32 @@ def test_what_ranks_nothing_serves_the_rest(
         else nullcontext()
     ):
         create_app(make_settings(**settings), strict=True)
+
+
+def test_a_guess_is_said_with_every_answer(make_client: MakeClient, checkpoint: Path, tmp_path: Path) -> None:
+    """By the hub's cache and by the name that was asked for; the control: nothing says how this one ranks."""
+    sha = tmp_path / "models--Qwen--Qwen3-Reranker-0.6B" / "snapshots" / "6e9e6983"
+    shutil.copytree(checkpoint, sha)
+    linked = {
+        "checkpoint": shutil.copytree(checkpoint, tmp_path / "blob"),
+        "model": "/models/Qwen3-Reranker-0.6B",
+    }
+    names = []
+    for settings in ({"checkpoint": sha}, linked, {}):
+        client = make_client(prompt_labels="1,9", **settings)
+        replies = [
+            client.post("/v1/rerank", json=RERANK),
+            client.post("/rerank", json={"query": "a", "texts": ["b"]}),
+            client.post("/v1/ranking", json={"query": {"text": "a"}, "passages": [{"text": "b"}]}),
+        ]
+        assert [reply.status_code for reply in replies] == [200] * 3
+        told = [reply.headers.get("x-hiscore-warning") for reply in replies]
+        guess = "the template yes-no is a guess: neither the model's name nor its files say "
+        guess += "how it ranks (PROMPT_TEMPLATE)"
+        assert told == [None if settings else guess] * 3
+        assert replies[0].json()["meta"].get("warnings") == (None if settings else [guess])
+        names.append(client.get("/v1/models").json()["data"][0]["id"])
+    assert names == ["Qwen/Qwen3-Reranker-0.6B", "blob", checkpoint.name]
 
 
 def test_a_chat_template_that_does_not_compile_is_refused_where_it_is_needed(
@@ -172,7 +198,7 @@ def test_a_check_makes_the_application_and_serves_nothing(
     given = {"CHECKPOINT": checkpoint, "BACKEND": "localhost:1", "LISTEN_PORT": 1, "SERVED_MODELS": "scorer"}
     for name, value in {**given, "PROMPT_LABELS": labels}.items():
         monkeypatch.setenv(f"HISCORE_{name}", str(value))
-    monkeypatch.setattr(families, "DEFAULT", NO_LABELS)
+    monkeypatch.setattr("hiscore.prompts.rerank.DEFAULT", NO_LABELS)
     monkeypatch.setattr(sys, "argv", ["hiscore.api", "--check"])
     assert main() == code
     said = capfd.readouterr().err

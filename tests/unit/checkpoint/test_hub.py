@@ -14,6 +14,7 @@ from threading import Thread
 
 import pytest
 
+from hiscore.checkpoint import published_name
 from tests.support.timeouts import TIMEOUT_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -22,6 +23,8 @@ FILES = {
     "model.safetensors": b"weights",
     "tokenizer.json": b"{ }",
     "chat_template.jinja": b"{{ messages }}",
+    "modules.json": b"[]",
+    "1_LogitScore/config.json": b"{}",
     "pytorch_model.bin": b"pickle",
     "modeling_custom.py": b"raise SystemExit",
     "README.md": b"hello",
@@ -91,7 +94,8 @@ def test_only_weights_and_tokenizer_are_fetched(tmp_path: Path) -> None:
         done = resolve("org/name", endpoint, tmp_path)
         assert done.returncode == 0, done.stderr
         directory = Path(done.stdout.strip())
-        wanted = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+        assert published_name(directory) == "org/name"
+        wanted = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "modules.json"}
         assert {str(f.relative_to(directory)) for f in directory.rglob("*") if f.is_file()} == wanted
         assert sorted(fetched) == sorted(wanted)
         assert (directory / "model.safetensors").read_bytes() == b"weights"

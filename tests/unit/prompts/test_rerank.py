@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
@@ -14,13 +15,14 @@ from transformers import AutoTokenizer
 
 from hiscore.checkpoint import resolve
 from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
-from hiscore.prompts.families import FAMILIES, family_of
+from hiscore.prompts.families import FAMILIES, WEB_SEARCH, find_family
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts, make_prompts
 from hiscore.prompts.shared_beginning import Prompts, share
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.truncation import Truncation, cut_prompts
 from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers
+from tests.support.chat_templates import CHATML
 
 # The model card of Qwen/Qwen3-Reranker-0.6B, and mxbai_rerank_v2.py of mixedbread-ai/mxbai-rerank.
 QWEN3 = (
@@ -88,14 +90,18 @@ def test_bge_reranker_gemma_is_asked_as_its_card_says() -> None:
         ("models--Qwen--Qwen3-Reranker-4B", "qwen3-reranker"),
         ("mxbai-rerank-large-v2", "mxbai-rerank-v2"),
         ("bge-reranker-v2-gemma", "bge-reranker-v2-gemma"),
-        ("Qwen3-0.6B", "yes-no"),
-        ("SmolLM2-135M-Instruct", "yes-no"),
+        ("Qwen3-0.6B", None),
+        ("SmolLM2-135M-Instruct", None),
     ],
 )
-def test_a_checkpoint_is_known_by_its_name(name: str, family: str, tmp_path: Path) -> None:
-    assert family_of(tmp_path / name).name == family
-    (tmp_path / "config.json").write_text(json.dumps({"_name_or_path": f"org/{name}"}))
-    assert family_of(tmp_path).name == family
+def test_a_checkpoint_is_known_by_its_name(name: str, family: str | None, tmp_path: Path) -> None:
+    """That of its directory, the one that was asked for, or that in its config."""
+    expected = (FAMILIES[family], "name") if family else (None, "guess")
+    by_config = tmp_path / "by config"
+    by_config.mkdir()
+    (by_config / "config.json").write_text(json.dumps({"_name_or_path": f"org/{name}"}))
+    for found in (find_family(tmp_path / name), find_family(tmp_path, [name]), find_family(by_config)):
+        assert (found.family, found.source) == expected
 
 
 FIELDS = ("query", "document", "instruction")
@@ -306,15 +312,111 @@ def test_share_leaves_something_of_each() -> None:
 
 
 def test_a_classifier_takes_pairs_unless_it_has_a_template(qwen: Path, tmp_path: Path) -> None:
-    assert isinstance(make_prompts(qwen, "", (), True), RerankPrompts)
-    plain = tmp_path / "classifier"
-    shutil.copytree(qwen, plain)
-    pairs = make_prompts(plain, "", (), True)
+    named, plain = tmp_path / qwen.name, tmp_path / "classifier"
+    for directory in (named, plain):
+        shutil.copytree(qwen, directory)
+        write_config(directory, architectures=["Qwen3ForSequenceClassification"], id2label={"0": "LABEL_0"})
+    prompts, recipe = make_prompts(named)
+    assert isinstance(prompts, RerankPrompts)
+    assert str(recipe) == "template qwen3-reranker (name), scored by its one label (files)"
+    pairs, recipe = make_prompts(plain)
     assert isinstance(pairs, ClassifierPairs)
+    assert str(recipe) == "template pair (guess), scored by its one label (files)"
+    assert "the template pair is a guess" in recipe.warnings[0]
     expected = AutoTokenizer.from_pretrained(plain)("q", "d")["input_ids"]
     assert pairs.ids(["q"], ["d"]) == share([expected])
     with pytest.raises(PromptError, match="instruction"):
         pairs.ids(["q"], ["d"], "i")
+
+
+def write_config(directory: Path, **keys: Any) -> None:
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3", **keys}))
+
+
+# As sentence-transformers has them in what it publishes.
+ROLES = """{%- set asked = (messages | selectattr("role", "eq", "system") | map(attribute="content") | first) -%}
+<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the \
+answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {{ asked | default("INSTRUCTION", true) }}
+<Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
+<Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>{{ "\n\n" }}"""
+WEB_ROLES = ROLES.replace("INSTRUCTION", WEB_SEARCH)
+ZERANK = """{% for m in messages %}<|im_start|>{{ {'query': 'system', 'document': 'user'}[m.role] }}
+{{ m.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+LOGIT_SCORE = [{"type": "sentence_transformers.base.modules.transformer.Transformer"},
+               {"type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}]  # fmt: skip
+PROMPTED = {"prompts": {"query": "Judge kindly."}, "default_prompt_name": "query"}
+CLASSIFIER = {"architectures": ["Qwen3ForSequenceClassification"]}
+ONE, TWO = {"0": "LABEL_0"}, {"0": "0", "1": "1"}
+BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "id2label": ONE}
+REFUSED = "rerank requests are not scored so yet: set PROMPT_TEMPLATE"
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "files", "given", "says"),
+    [
+        ("reranker", {}, {"chat_template.jinja": CHATML}, {},
+         "template yes-no (guess), scored by 'Yes' against 'No' (guess)"),
+        ("reranker", {}, {"chat_template.jinja": WEB_ROLES, "modules.json": LOGIT_SCORE}, {},
+         "template qwen3-reranker (files), scored by 'yes' against 'no' (files)"),
+        ("reranker", {}, {"chat_template.jinja": ROLES, "config_sentence_transformers.json": PROMPTED}, {},
+         "template qwen3-reranker (files), scored by 'yes' against 'no' (files)"),
+        # The controls: another instruction, another end, another template, another module, a prompt of its own.
+        ("reranker", {}, {"chat_template.jinja": ROLES}, {}, f"roles query and document, and {REFUSED}"),
+        ("reranker", {}, {"chat_template.jinja": WEB_ROLES.partition("{{ \"")[0]}, {}, REFUSED),
+        ("zerank-2", {}, {"chat_template.jinja": ZERANK}, {}, REFUSED),
+        ("ctxl", {}, {"modules.json": LOGIT_SCORE}, {}, f"modules.json names LogitScore, and {REFUSED}"),
+        ("ettin", BERT, {"modules.json": LOGIT_SCORE}, {}, f"modules.json names LogitScore, and {REFUSED}"),
+        ("minilm", BERT, {"config_sentence_transformers.json": PROMPTED}, {}, "default prompt 'Judge kindly.'"),
+        # What is set wins; a name that is known wins over files that say something else, which is said.
+        ("zerank-2", {}, {"chat_template.jinja": ZERANK}, {"template": "mxbai-rerank-v2", "labels": ("yes", "")},
+         "template mxbai-rerank-v2 (setting), scored by 'yes' (setting)"),
+        ("Qwen3-Reranker-0.6B", {}, {"chat_template.jinja": ZERANK}, {},
+         "template qwen3-reranker (name), scored by 'yes' against 'no' (name)"),
+        ("model", {**CLASSIFIER, "id2label": ONE, "classifier_from_token": ["no", "yes"]}, {}, {},
+         "template qwen3-reranker (files), scored by its one label (files)"),
+        ("model", {**CLASSIFIER, "num_labels": 1, "classifier_from_token": ["0", "1"]}, {}, {},
+         "template mxbai-rerank-v2 (files), scored by its one label (files)"),
+        # Of several labels, the one that is said to be relevance.
+        ("mxbai-rerank-base-v2-seq", {**CLASSIFIER, "id2label": TWO}, {}, {},
+         "template mxbai-rerank-v2 (name), scored by its label '1' (files)"),
+        ("model", {**CLASSIFIER, "id2label": {"0": "Relevant", "1": "irrelevant"}}, {}, {},
+         "template pair (guess), scored by its label 'Relevant' (files)"),
+        ("model", {**CLASSIFIER, "id2label": TWO}, {}, {}, "a classifier of 2 labels (0, 1): set PROMPT_LABELS"),
+        ("model", CLASSIFIER, {}, {}, "a classifier of 2 labels (LABEL_0, LABEL_1): set PROMPT_LABELS"),
+        ("model", {**CLASSIFIER, "id2label": TWO}, {}, {"labels": ("1",)},
+         "template pair (guess), scored by its label '1' (setting)"),
+        ("model", {**CLASSIFIER, "id2label": ONE}, {}, {"labels": ("yes",)}, "1 labels (LABEL_0): set PROMPT"),
+    ],
+)  # fmt: skip
+def test_what_files_say_is_done_or_refused(
+    qwen: Path, name: str, config: Any, files: Any, given: Any, says: str, tmp_path: Path
+) -> None:
+    checkpoint = shutil.copytree(qwen, tmp_path / name)
+    write_config(checkpoint, **{"architectures": ["Qwen3ForCausalLM"], **config})
+    for file, contents in files.items():
+        (checkpoint / file).write_text(contents if isinstance(contents, str) else json.dumps(contents))
+    if not says.startswith("template"):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            make_prompts(checkpoint, **given)
+        return
+    prompts, recipe = make_prompts(checkpoint, **given)
+    assert str(recipe) == says
+    template = recipe.template.value
+    guess = f"the template {template} is a guess: neither the model's name nor its files say how it ranks"
+    asks = "the model's chat template asks otherwise than qwen3-reranker, which its name chose"
+    told = [f"{guess} (PROMPT_TEMPLATE)"] * ("(guess)" in says) + [asks] * ("Reranker" in name)
+    assert recipe.warnings == told
+    if "config_sentence_transformers.json" in files:
+        assert "<Instruct>: Judge kindly.\n" in prompts.text("q", "d")
 
 
 def test_only_what_was_asked_for_is_cut(qwen: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hiscore.api.http.errors import ApiError
 from hiscore.api.models import Models
 from hiscore.api.ranking.relevance import MIN_LOG, Ranking, make_ranker
+from hiscore.prompts.recipe import Recipe, RecipePart
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
 from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits
 from hiscore.prompts.truncation import Truncation
@@ -20,6 +22,7 @@ from tests.client.faulty_server import FaultyServer, serving
 from tests.support.timeouts import TIMEOUT_S
 
 LIMITS = TokenLimits(256, 10_000)
+RECIPE = Recipe(RecipePart("pair", "files"), RecipePart("its one label", "files"))
 
 
 def rank(
@@ -38,7 +41,8 @@ def rank(
         models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
         query = options.pop("query", "a fruit")
         try:
-            return await make_ranker(models, LIMITS, prompts).rank(query, documents, "id", **options)
+            recipe = options.pop("recipe", RECIPE)
+            return await make_ranker(models, LIMITS, prompts, recipe).rank(query, documents, "id", **options)
         finally:
             await models.close()
 
@@ -84,9 +88,19 @@ def test_a_classifier_scores_by_its_logit(checkpoint: Path) -> None:
     assert ranking.best(None) == [2, 0, 1, 3]
 
 
-def test_a_classifier_of_several_labels_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(ApiError, match="a classifier of 3 labels"):
-        rank(ClassifierPairs(checkpoint), [[0.0, 1.0, 2.0]], ["a"])
+@pytest.mark.parametrize("column", [0, 2])
+def test_a_classifier_of_several_labels_scores_by_one_against_the_others(
+    checkpoint: Path, column: int
+) -> None:
+    scores = np.array([[0.0, 1.0, 2.0], [-3.0, 0.5, 900.0]])
+    ranking, _ = rank(
+        ClassifierPairs(checkpoint), scores.tolist(), ["a", "b"], recipe=replace(RECIPE, column=column)
+    )
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    expected = powers[:, column] / powers.sum(axis=1)
+    assert ranking.probabilities == pytest.approx(expected)
+    assert ranking.logits[0] == pytest.approx(np.log(expected[0]) - np.log1p(-expected[0]))
+    assert np.isfinite(ranking.logits).all()
 
 
 def test_a_document_that_was_cut_is_named(prompts: RerankPrompts) -> None:
@@ -159,7 +173,8 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
 
     async def call(address: str, documents: list[str]) -> None:
         models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
-        work = asyncio.ensure_future(make_ranker(models, LIMITS, slow).rank("a", documents, "id"))
+        ranker = make_ranker(models, LIMITS, slow, RECIPE)
+        work = asyncio.ensure_future(ranker.rank("a", documents, "id"))
         while not work.done():
             others.set()
             await asyncio.sleep(0.01)
