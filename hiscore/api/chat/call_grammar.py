@@ -27,8 +27,8 @@ def grammar_of_calls(
     several: bool,
     answer: str | None = None,
     token_of: Callable[[str], int | None] = lambda mark: None,
-) -> str:
-    """Write the grammar of one call, or of `several`.
+) -> tuple[str, dict[str, str]]:
+    """Write the grammar of one call, or of `several`, and the caller's words for what `decode` says of its lines.
 
     Args:
         answer: The JSON schema of an answer that is no call; None: there must be a call.
@@ -48,28 +48,23 @@ def grammar_of_calls(
     more = f"({text(layout.between)} call)*" if several else ""
     start = f"start: {text(layout.before)} call {more} {text(layout.after)}"
     lines = [start, "call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
+    words: dict[str, str] = {}
+
+    def schema(rule: str, wanted: dict[str, Any], whose: str) -> None:
+        lenient = LENIENT if wanted.get("x-guidance") == LENIENT else {}
+        lines.append(f"{rule}: %json {json.dumps({**wanted, 'x-guidance': ONE_LINE | lenient})}")
+        words[f"parameter 'ebnf': at {len(lines)}({len(rule) + 3}): failed to compile JSON schema"] = whose
+
     begin, _, end = layout.call.partition("$arguments")
     for index, tool in enumerate(tools):
         name = tool.function.name
         named = begin.replace("$quoted", json.dumps(name, ensure_ascii=False)).replace("$name", name)
-        lines.append(f"a{index}: %json {_on_one_line(_parameters(tool))}")
+        schema(f"a{index}", _parameters(tool), f"'tools': the parameters of '{name[:64]}'")
         lines.append(f"call{index}: {text(named)} a{index} {text(end)}")
     if answer is not None:
         lines[0] += " | answer"
-        lines.append(f"answer: %json {_on_one_line(json.loads(answer))}")
-    return "\n".join(lines)
-
-
-def words_of(tools: Sequence[Tool]) -> dict[str, str]:
-    """Name the tools where `decode` names lines of their grammar."""
-    why = "failed to compile JSON schema: "
-    words = {
-        f"parameter 'ebnf': at {3 + 2 * index}({4 + len(str(index))}): {why}": f"'tools': the parameters of "
-        f"'{tool.function.name[:64]}': "
-        for index, tool in enumerate(tools)
-    }
-    answer = f"parameter 'ebnf': at {3 + 2 * len(tools)}(9): {why}"
-    return words | {answer: "'response_format': ", "'ebnf'": "'tools'"}
+        schema("answer", json.loads(answer), "'response_format'")
+    return "\n".join(lines), {**words, "'ebnf'": "'tools'"}
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
@@ -77,12 +72,5 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     given = function.parameters or {}
     kind = given.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise bad_request(
-            f"the parameters of '{function.name[:64]}' are of type {kind!r}: a call needs an object", "tools"
-        )
+        raise bad_request(f"the parameters of '{function.name[:64]}' must be of type 'object'", "tools")
     return for_grammar({**given, "type": "object"}, bool(function.strict))
-
-
-def _on_one_line(schema: dict[str, Any]) -> str:
-    lenient = LENIENT if schema.get("x-guidance") == LENIENT else {}
-    return json.dumps({**schema, "x-guidance": ONE_LINE | lenient})

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from hiscore.api.chat.call_grammar import grammar_of_calls, words_of
+from hiscore.api.chat.call_grammar import grammar_of_calls
 from hiscore.api.chat.messages import ChosenTools, Function, FunctionName, Tool
 from hiscore.api.http.errors import bad_request
 from hiscore.prompts.conversation import Conversations
@@ -85,15 +85,10 @@ def tool_use(
         if answer is None:
             return ToolUse(given, written)
         token_of = conversations.tokenizer.token_at_start
-        return ToolUse(
-            given,
-            written,
-            grammar_of_calls(tools, written.layout, parallel, answer, token_of),
-            words_of(tools),
-        )
+        return ToolUse(given, written, *grammar_of_calls(tools, written.layout, parallel, answer, token_of))
     if isinstance(choice, ChosenTools):
         tools, parallel = _named([choice.function], tools), False
-    return ToolUse(given, FORCED, grammar_of_calls(tools, FORCED.layout, parallel), words_of(tools))
+    return ToolUse(given, FORCED, *grammar_of_calls(tools, FORCED.layout, parallel))
 
 
 def _named(functions: Sequence[FunctionName | None], tools: Sequence[Tool]) -> list[Tool]:

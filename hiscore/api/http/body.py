@@ -138,32 +138,27 @@ def is_given(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
 
 
 def _without_nulls(value: bytes, kinds: Sequence[Any]) -> Any:
-    """Leave nulls out wherever JSON is read as a struct, but for those that some struct needs.
-
-    Args:
-        kinds: The types as which the JSON may be read.
-    """
-    if b"null" not in value:
+    """Leave nulls out wherever JSON is read as a struct; `kinds` are the types as which it may be read."""
+    if b"null" not in value or value[:1] not in (b"[", b"{"):
         return msgspec.Raw(value)
-    if value.startswith(b"[") and (inner := _inner(kinds, list)):
-        return [
-            _without_nulls(bytes(each), inner) for each in msgspec.json.decode(value, type=list[msgspec.Raw])
-        ]
-    if not value.startswith(b"{"):
-        return msgspec.Raw(value)
-    structs = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
-    known = [field for kind in structs for field in msgspec.structs.fields(kind)]
-    if not known and not (inner := _inner(kinds, dict)):
+    if value.startswith(b"["):
+        if not (inner := _inner(kinds, list)):
+            return msgspec.Raw(value)
+        entries = msgspec.json.decode(value, type=list[msgspec.Raw])
+        return [_without_nulls(bytes(each), inner) for each in entries]
+    types: dict[str, list[Any]] = {}
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            for field in msgspec.structs.fields(kind):
+                types.setdefault(field.encode_name, []).extend(_plain(field.type))
+    inner = _inner(kinds, dict)
+    if not types and not inner:
         return msgspec.Raw(value)
     fields = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
-    needed = {field.encode_name for field in known if field.required}
-    types: dict[str, list[Any]] = {}
-    for field in known:
-        types.setdefault(field.encode_name, []).extend(_plain(field.type))
     return {
-        name: _without_nulls(bytes(each), types.get(name, []) if known else inner)
+        name: _without_nulls(bytes(each), types.get(name, inner))
         for name, each in fields.items()
-        if not known or name in needed or is_given(fields, name)
+        if inner or is_given(fields, name)
     }
 
 

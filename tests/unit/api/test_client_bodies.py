@@ -30,7 +30,7 @@ def tooled(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def client(make_client: MakeClient, tooled: Path) -> TestClient:
-    return make_client(checkpoint=tooled, max_context=100_000, prompt_labels=("0", "1"))
+    return make_client(checkpoint=tooled, max_context=100_000, prompt_labels="0,1")
 
 
 @pytest.mark.slow
