@@ -24,14 +24,15 @@ class BidirectionalShape:
 
 @dataclass(frozen=True)
 class RelativeProjections:
-    """A layer's keys and queries of relative positions: DeBERTa's disentangled attention.
+    """A layer's keys and queries of relative positions, as in DeBERTa, and its biases of them, as in MPNet.
 
     With r the row for the distance from query i to key j, a logit is
-    (q_i k_j + q_i keys_r + k_j queries_r) scale.
+    (q_i k_j + q_i keys_r + k_j queries_r) scale + biases_r. Biases are for a layer without keys.
     """
 
     keys: Tensor | None  # [heads, P, head_dim]: what content attends to; None: it does not
     queries: Tensor | None  # [heads, P, head_dim]: what attends to content; None: it does not
+    biases: Tensor | None = None  # [heads, P]; None: 0
 
 
 class BidirectionalAttention(Protocol):

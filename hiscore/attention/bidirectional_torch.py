@@ -72,4 +72,7 @@ class TorchBidirectionalAttention:
             by_position = k @ relative.queries.mT
             # Of each key for each query, so gathered along the key's own rows and turned around.
             bias = bias + by_position.gather(3, rows.T.expand(*k.shape[:2], -1, -1)).mT
-        return bias * self._shape.scale if bias.ndim else None
+        bias = bias * self._shape.scale
+        if relative.biases is not None:
+            bias = bias + relative.biases[:, rows]
+        return bias if bias.ndim else None

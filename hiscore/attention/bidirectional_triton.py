@@ -53,7 +53,10 @@ class TritonBidirectionalAttention:
         q, k, _ = qkv.unflatten(1, (3, shape.heads, shape.head_dim)).unbind(1)
         relative = relative or RelativeProjections(None, None)
         of_rows, of_columns = by_position(q, relative.keys), by_position(k, relative.queries)
-        tables = [table for table in (relative.keys, relative.queries) if table is not None]
+        if relative.biases is not None:
+            # The kernel scales what it gathers.
+            of_rows = (relative.biases / shape.scale)[:, None].repeat(1, len(qkv), 1)
+        tables = [table for table in (of_rows, of_columns) if table is not None]
         bidirectional_attention[(self._programs,)](
             qkv, out, inputs.segment_starts, inputs.segment_ends, inputs.tiles, count,
             qkv if of_rows is None else of_rows, qkv if of_columns is None else of_columns,
@@ -62,7 +65,7 @@ class TritonBidirectionalAttention:
             HEADS=shape.heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=dot_size(shape.head_dim),
             REACH=-1 if reach is None else reach, C2P=of_rows is not None, P2C=of_columns is not None,
-            POSITIONS=tables[0].shape[1] if tables else 0,
+            POSITIONS=tables[0].shape[2] if tables else 0,
             M=launch.m, N=launch.n, PRECISION=self._precision,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip

@@ -3,8 +3,8 @@
 `models/encoders/encoder.py` has the names of their files; nothing here imports torch.
 """
 
-from hiscore.models.encoder_family import EncoderFamily, activation_rule
-from hiscore.models.rules import Config, key_rule, unset
+from hiscore.models.encoder_family import EncoderFamily, activation_rule, whole_heads
+from hiscore.models.rules import Config, key_rule, one_of, unset
 
 
 def _embeds_at_full_size(config: Config) -> str | None:
@@ -12,6 +12,29 @@ def _embeds_at_full_size(config: Config) -> str | None:
     return f"embedding_size {size} is not hidden_size {hidden}" if size != hidden else None
 
 
+def _pools_alike(config: Config) -> str | None:
+    """A rule: EuroBERT's own code and transformers read the same pooling, under different keys."""
+    old, new = config.get("clf_pooling"), config.get("classifier_pooling", "late")
+    return (
+        f"clf_pooling is '{old}', classifier_pooling '{new}': set both alike"
+        if old not in (None, new)
+        else None
+    )
+
+
+def _shares_heads(config: Config) -> str | None:
+    hidden, heads = config.get("hidden_size", 768), config.get("num_attention_heads", 12)
+    kv_heads, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim")
+    if heads % kv_heads:
+        return f"{heads} attention heads cannot share {kv_heads} heads of keys and values"
+    return (
+        f"head_dim {head_dim} of {heads} heads is not hidden_size {hidden}"
+        if heads * (head_dim or hidden // heads) != hidden
+        else None
+    )
+
+
+MPNET_BUCKETS = 32
 ENCODER_FAMILIES: dict[str, EncoderFamily] = {
     family.name: family
     for family in (
@@ -27,6 +50,44 @@ ENCODER_FAMILIES: dict[str, EncoderFamily] = {
             name="electra",
             known_as="ELECTRA base and large, ms-marco-electra",
             own_rules=(_embeds_at_full_size,),
+        ),
+        EncoderFamily(
+            name="distilbert",
+            known_as="DistilBERT, sst-2 and other classifiers",
+            own_rules=(activation_rule("activation"), whole_heads("dim", "n_heads")),
+        ),
+        EncoderFamily(
+            name="albert",
+            known_as="ALBERT",
+            own_rules=(key_rule("num_hidden_groups", bool, "num_hidden_groups is {value}"),),
+        ),
+        EncoderFamily(
+            name="mpnet",
+            known_as="MPNet",
+            positions_follow_pad=True,
+            own_rules=(
+                key_rule(
+                    "pad_token_id", one_of(1), "pad_token_id is {value}, and MPNet's positions follow 1"
+                ),
+                key_rule(
+                    "relative_attention_num_buckets",
+                    lambda count: count >= MPNET_BUCKETS,
+                    f"relative_attention_num_buckets is {{value}}, and distances have {MPNET_BUCKETS}",
+                ),
+            ),
+        ),
+        EncoderFamily(
+            name="eurobert",
+            known_as="EuroBERT",
+            own_rules=(
+                key_rule(
+                    "classifier_pooling",
+                    one_of("bos", "mean", "late"),
+                    "classifier_pooling '{value}' is unknown",
+                ),
+                _pools_alike,
+                _shares_heads,
+            ),
         ),
         EncoderFamily(
             name="modernbert",

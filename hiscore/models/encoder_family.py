@@ -6,7 +6,7 @@ Nothing here imports torch: the launcher reads the table before anything heavy i
 from dataclasses import dataclass
 from typing import Any
 
-from hiscore.models.rules import Config, Rule, key_rule, one_of, rope_type_rule, unset
+from hiscore.models.rules import Config, Rule, key_rule, one_of, rope_type_rule, unset, whole_heads_rotated
 from hiscore.settings import Selector
 
 ENCODER_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")
@@ -21,11 +21,14 @@ def activation_rule(key: str) -> Rule:
     )
 
 
-def _whole_heads(config: Config) -> str | None:
-    hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 1)
-    return (
-        f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}" if hidden % heads else None
-    )
+def whole_heads(size_key: str = "hidden_size", heads_key: str = "num_attention_heads") -> Rule:
+    """Heads must divide the hidden size."""
+
+    def rule(config: Config) -> str | None:
+        size, heads = config.get(size_key, 0), config.get(heads_key, 1)
+        return f"{size_key} {size} is not a multiple of {heads_key} {heads}" if size % heads else None
+
+    return rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +63,10 @@ class EncoderFamily:
                 one_of(None, "absolute"),
                 "position_embedding_type '{value}' is not absolute",
             ),
-            _whole_heads,
+            whole_heads(),
             *self.own_rules,
             rope_type_rule("default", "linear", "llama3", "yarn"),
+            whole_heads_rotated,
         )
 
     def context_length(self, config: Any) -> int:

@@ -91,7 +91,7 @@ def load_encoder_scorer(
         token_types=_token_types(checkpoint) if a.token_types > 1 else (0, 0),
         first_position=a.first_position,
         uncounted_id=a.uncounted_id,
-        reads_all=a.pooling == "mean",
+        reads_all=a.reads_all,
     )
     runner = make_encoder_runner(encoder, max_rows)
     log.info(
@@ -118,12 +118,14 @@ def plan_pairs(
     attention += positions * number_bytes if on_cuda else 0
     activations = max_rows * (stream + max(attention, mlp)) + (0 if on_cuda else CPU_ATTENTION_BYTES)
     projected = a.layers * positions * a.head_dim * number_bytes
+    of_repeated = a.layers * 2 * (a.heads - (a.kv_heads or a.heads)) * a.head_dim
+    repeated = of_repeated * (a.hidden_size + 1) * number_bytes
     outputs = max_rows * a.hidden_size * (4 + number_bytes) if on_cuda else 0
     settings = ("MAX_BATCH_TOKENS", "MAX_CONTEXT")
     return MemoryPlan(
         place,
         (
-            MemoryLine("weights", weights + projected),
+            MemoryLine("weights", weights + projected + repeated),
             MemoryLine("activations", activations, settings),
             MemoryLine("outputs of CUDA graphs", outputs, settings),
             MemoryLine("kernels and libraries", CUDA_BYTES if on_cuda else PROCESS_BYTES),

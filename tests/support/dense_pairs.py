@@ -21,12 +21,13 @@ def forwards_of(lengths: list[int], budget: int, rules: PairRules = FIRST_ROWS_R
 def random_relative(
     heads: int, positions: int, head_dim: int, context: int, terms: str = "both"
 ) -> tuple[Tensor, RelativeProjections]:
-    """Rows for every distance, of which far ones share the last, and tables: "keys", "queries" or "both"."""
+    """Rows for every distance, of which far ones share the last, and "keys", "queries", "both" or "biases"."""
     generator = torch.Generator().manual_seed(3)
     keys, queries = (torch.randn(heads, positions, head_dim, generator=generator) for _ in range(2))
     rows = (torch.arange(1 - context, context) + positions // 2).clamp(0, positions - 1).int()
     of_keys, of_queries = terms in ("keys", "both"), terms in ("queries", "both")
-    return rows, RelativeProjections(keys if of_keys else None, queries if of_queries else None)
+    biases = torch.randn(heads, positions, generator=generator) if terms == "biases" else None
+    return rows, RelativeProjections(keys if of_keys else None, queries if of_queries else None, biases)
 
 
 def dense_pairs(
@@ -48,5 +49,8 @@ def dense_pairs(
                 # [heads, T, T, head_dim]: the relative position of each row and column.
                 gathered = table.double().cpu()[:, at]
                 logits += ((q[:, :, None] if i == 0 else k[:, None]) * gathered).sum(-1)
-    weights = (logits * shape.scale).masked_fill(~seen, float("-inf")).softmax(-1)
+    logits = logits * shape.scale
+    if relative is not None and relative.biases is not None:
+        logits += relative.biases.double().cpu()[:, at]
+    weights = logits.masked_fill(~seen, float("-inf")).softmax(-1)
     return (weights @ v).transpose(0, 1).flatten(1)

@@ -47,6 +47,13 @@ def wordpiece() -> Any:
     return BertTokenizerFast(vocab=tokenizer.get_vocab())
 
 
+def distilled() -> Any:
+    """DistilBERT's: BERT's without token types."""
+    tokenizer = wordpiece()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    return tokenizer
+
+
 def byte_level() -> Any:
     """RoBERTa's."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -124,6 +131,20 @@ class Tiny:
     tokenizer: Callable[[], Any]
     changes: dict[str, Any]
 
+    @property
+    def config(self) -> Any:
+        return AutoConfig.for_model(self.model_type, **{**SIZES, **self.changes})
+
+    @property
+    def has_types(self) -> bool:
+        """True if it tells token types apart."""
+        return getattr(self.config, "type_vocab_size", 0) > 1
+
+    @property
+    def reads_all(self) -> bool:
+        """True if its head reads all tokens of a pair."""
+        return getattr(self.config, "classifier_pooling", None) in ("mean", "late")
+
 
 DISENTANGLED = {
     "relative_attention": True,
@@ -135,6 +156,7 @@ DISENTANGLED = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
+OF_MODERN = {"pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2}
 FOLLOWS_PAD = {
     "pad_token_id": 1,
     "bos_token_id": 0,
@@ -149,6 +171,30 @@ ENCODERS: dict[str, Tiny] = {
     "xlm-roberta": Tiny("xlm-roberta", sentencepiece, {"type_vocab_size": 1, **FOLLOWS_PAD}),
     "camembert": Tiny("camembert", sentencepiece, {"type_vocab_size": 1, **FOLLOWS_PAD}),
     "electra": Tiny("electra", wordpiece, {"embedding_size": 64}),
+    "distilbert": Tiny("distilbert", distilled, {"hidden_dim": 96}),
+    "albert": Tiny(
+        "albert",
+        wordpiece,
+        {"embedding_size": 32, "num_hidden_groups": 2, "inner_group_num": 2, "hidden_act": "gelu_new"},
+    ),
+    "mpnet": Tiny("mpnet", byte_level, FOLLOWS_PAD),
+    "eurobert": Tiny("eurobert", modern, {"num_key_value_heads": 2, **OF_MODERN}),
+    "eurobert-mean": Tiny(
+        "eurobert",
+        modern,
+        {
+            "classifier_pooling": "mean",
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+            **OF_MODERN,
+        },
+    ),
+    "eurobert-bos": Tiny(
+        "eurobert",
+        modern,
+        {"classifier_pooling": "bos", "num_key_value_heads": 1, "attention_bias": True, **OF_MODERN},
+    ),
     "modernbert": Tiny(
         "modernbert",
         modern,
@@ -190,7 +236,7 @@ ENCODERS: dict[str, Tiny] = {
 
 def make(name: str, directory: Path, labels: int = 1, seed: int = 0) -> Path:
     tiny = ENCODERS[name]
-    config = AutoConfig.for_model(tiny.model_type, **{**SIZES, **tiny.changes})
+    config = tiny.config
     config.num_labels = labels
     torch.manual_seed(seed)
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)

@@ -1,64 +1,122 @@
-"""BERT, RoBERTa and ELECTRA: absolute positions, token types, norms behind every block; heads differ."""
+"""BERT and its kin: norms behind every block; they differ in embeddings, in heads and in the names of tensors."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hiscore.attention.bidirectional import RelativeProjections
 from hiscore.models.encoder_families import ENCODER_FAMILIES
-from hiscore.models.encoders.architecture import EncoderArchitecture
-from hiscore.models.encoders.weights import Embeddings, EncoderReader, EncoderWeights
+from hiscore.models.encoders.architecture import EncoderArchitecture, common_sizes
+from hiscore.models.encoders.weights import EncoderReader, EncoderWeights, LayerNames
+
+BERT = LayerNames()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of tensors outside the layers, and of a layer's.
+
+    Attributes:
+        dense: First layer of the head. Where that is the head's own, a pooler in the file is not used.
+    """
+
+    prefix: str
+    dense: str = "classifier.dense"
+    classifier: str = "classifier.out_proj"
+    layers: str = "encoder.layer"
+    names: LayerNames = BERT
+
+
+DISTILBERT = LayerNames(
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    output="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    mlp_norm="output_layer_norm",
+)
+ALBERT = LayerNames(
+    qkv=("attention.query", "attention.key", "attention.value"),
+    output="attention.dense",
+    attention_norm="attention.LayerNorm",
+    up="ffn",
+    down="ffn_output",
+    mlp_norm="full_layer_layer_norm",
+)
+MPNET = LayerNames(
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    output="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+)
+ROBERTA = Layout("roberta")
+LAYOUTS = {
+    "bert": Layout("bert", "bert.pooler.dense", "classifier"),
+    "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+    "camembert": ROBERTA,
+    "electra": Layout("electra"),
+    "distilbert": Layout("distilbert", "pre_classifier", "classifier", "transformer.layer", DISTILBERT),
+    "mpnet": Layout("mpnet", names=MPNET),
+}
 
 
 def architecture(config: Any) -> EncoderArchitecture:
     family = ENCODER_FAMILIES[config.model_type]
     follows_pad = family.positions_follow_pad
     return EncoderArchitecture(
-        family=family.name,
-        vocab_size=config.vocab_size,
-        context_length=family.context_length(config),
-        layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
+        **common_sizes(config),
         intermediate_size=config.intermediate_size,
-        heads=config.num_attention_heads,
-        labels=config.num_labels,
         norm_eps=config.layer_norm_eps,
         activation=config.hidden_act,
         head_activation="gelu" if family.name == "electra" else "tanh",
         first_position=config.pad_token_id + 1 if follows_pad else 0,
         uncounted_id=config.pad_token_id if follows_pad else None,
-        token_types=config.type_vocab_size,
+        token_types=getattr(config, "type_vocab_size", 0),
     )
 
 
-def load_bert(read: EncoderReader, config: Any) -> EncoderWeights:
-    """A BERT: the head is the pooler, then the classifier."""
-    return _load(read, config, "bert", lambda: read.head("bert.pooler.dense", "classifier"))
+def distilbert_architecture(config: Any) -> EncoderArchitecture:
+    return EncoderArchitecture(
+        **common_sizes(config),
+        intermediate_size=config.hidden_dim,
+        norm_eps=1e-12,
+        activation=config.activation,
+        head_activation="relu",
+    )
 
 
-def load_roberta(read: EncoderReader, config: Any) -> EncoderWeights:
-    """A RoBERTa or XLM-RoBERTa: the head has its own dense layer, and a pooler in the file is not used."""
-    return _load(read, config, "roberta", lambda: read.head("classifier.dense", "classifier.out_proj"))
+def albert_architecture(config: Any) -> EncoderArchitecture:
+    return replace(architecture(config), layers=config.num_hidden_layers * config.inner_group_num)
 
 
-def load_electra(read: EncoderReader, config: Any) -> EncoderWeights:
-    """An ELECTRA, with a head like RoBERTa's."""
-    return _load(read, config, "electra", lambda: read.head("classifier.dense", "classifier.out_proj"))
-
-
-def _load(read: EncoderReader, config: Any, prefix: str, head: Any) -> EncoderWeights:
-    at, width = f"{prefix}.embeddings", config.hidden_size
+def load(read: EncoderReader, config: Any, relative: RelativeProjections | None = None) -> EncoderWeights:
+    layout = LAYOUTS[config.model_type]
     return EncoderWeights(
-        embeddings=Embeddings(
-            words=read.read.tensor(f"{at}.word_embeddings.weight", config.vocab_size, width),
-            positions=read.read.tensor(
-                f"{at}.position_embeddings.weight", config.max_position_embeddings, width
-            ),
-            types=read.read.tensor(f"{at}.token_type_embeddings.weight", config.type_vocab_size, width),
-            projection=None,
-            norm=read.norm(f"{at}.LayerNorm"),
-        ),
+        embeddings=read.embeddings(f"{layout.prefix}.embeddings", config.max_position_embeddings),
         layers=tuple(
-            read.post_norm_layer(f"{prefix}.encoder.layer.{index}", ("query", "key", "value"))
+            read.post_norm_layer(f"{layout.prefix}.{layout.layers}.{index}", layout.names, relative)
             for index in range(config.num_hidden_layers)
         ),
         final_norm=None,
-        head=head(),
+        head=read.head(layout.dense, layout.classifier),
+    )
+
+
+def load_albert(read: EncoderReader, config: Any) -> EncoderWeights:
+    """An ALBERT: groups of layers serve several depths; embeddings are normalised, then projected."""
+    at, depths, groups = "albert.encoder", config.num_hidden_layers, config.num_hidden_groups
+    of_groups = [
+        [
+            read.post_norm_layer(f"{at}.albert_layer_groups.{group}.albert_layers.{index}", ALBERT)
+            for index in range(config.inner_group_num)
+        ]
+        for group in range(groups)
+    ]
+    width = config.embedding_size
+    mapping = read.projection(f"{at}.embedding_hidden_mapping_in", out=config.hidden_size, inner=width)
+    embeddings = read.embeddings("albert.embeddings", config.max_position_embeddings, width)
+    return EncoderWeights(
+        embeddings=replace(embeddings, behind_norm=mapping),
+        layers=tuple(layer for depth in range(depths) for layer in of_groups[int(depth / (depths / groups))]),
+        final_norm=None,
+        head=read.head("albert.pooler", "classifier"),
     )

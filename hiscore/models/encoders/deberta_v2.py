@@ -7,24 +7,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from hiscore.attention.bidirectional import RelativeProjections
-from hiscore.models.encoders.architecture import Disentangled, EncoderArchitecture
-from hiscore.models.encoders.weights import Embeddings, EncoderReader, EncoderWeights
+from hiscore.models.encoders.architecture import Disentangled, EncoderArchitecture, common_sizes
+from hiscore.models.encoders.weights import Embeddings, EncoderReader, EncoderWeights, LayerNames
 
 ATTENTION = "attention.self"
+NAMES = LayerNames(qkv=(f"{ATTENTION}.query_proj", f"{ATTENTION}.key_proj", f"{ATTENTION}.value_proj"))
 
 
 def architecture(config: Any) -> EncoderArchitecture:
     kinds = config.pos_att_type or []
     terms = 1 + ("c2p" in kinds) + ("p2c" in kinds)
     return EncoderArchitecture(
-        family="deberta-v2",
-        vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
-        layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
+        **common_sizes(config),
         intermediate_size=config.intermediate_size,
-        heads=config.num_attention_heads,
-        labels=config.num_labels,
         norm_eps=config.layer_norm_eps,
         activation=config.hidden_act,
         head_activation=config.pooler_hidden_act,
@@ -57,7 +52,7 @@ def load(read: EncoderReader, config: Any) -> EncoderWeights:
         layers=tuple(
             read.post_norm_layer(
                 prefix := f"deberta.encoder.layer.{index}",
-                ("query_proj", "key_proj", "value_proj"),
+                NAMES,
                 _projected(read, config, f"{prefix}.{ATTENTION}", relative),
             )
             for index in range(config.num_hidden_layers)

@@ -13,22 +13,25 @@ from hiscore.attention.bidirectional import BidirectionalAttention, Bidirectiona
 from hiscore.device.numerics import widen
 from hiscore.layers.rope import Rope
 from hiscore.models.config_file import check_sizes, malformed_refused, read_config
-from hiscore.models.encoders import bert, deberta_v2, modernbert
+from hiscore.models.encoders import bert, deberta_v2, eurobert, modernbert, mpnet
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.weights import EncoderLayer, EncoderReader, EncoderWeights
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.reader import CheckpointReader
+from hiscore.models.rotary import make_rope
 from hiscore.models.stored_config import stored_config
 from hiscore.models.support import context_limit, unscorable
 from hiscore.server.progress import Advance, no_progress
 
 Load = Callable[[EncoderReader, Any], EncoderWeights]
 FAMILIES: dict[str, tuple[Callable[[Any], EncoderArchitecture], Load]] = {
-    "bert": (bert.architecture, bert.load_bert),
-    "roberta": (bert.architecture, bert.load_roberta),
-    "xlm-roberta": (bert.architecture, bert.load_roberta),
-    "camembert": (bert.architecture, bert.load_roberta),
-    "electra": (bert.architecture, bert.load_electra),
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "camembert", "electra"), (bert.architecture, bert.load)
+    ),
+    "distilbert": (bert.distilbert_architecture, bert.load),
+    "albert": (bert.albert_architecture, bert.load_albert),
+    "mpnet": (mpnet.architecture, mpnet.load),
+    "eurobert": (eurobert.architecture, eurobert.load),
     "modernbert": (modernbert.architecture, modernbert.load),
     "deberta-v2": (deberta_v2.architecture, deberta_v2.load),
 }
@@ -42,6 +45,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 NOT_READ = (
     "lm_head.", "cls.", "lm_predictions.", "mask_predictions.", "decoder.", "discriminator_predictions.",
+    "predictions.", "sop_classifier.", "vocab_",
 )  # fmt: skip
 """Heads for pretraining that some classifiers still hold; transformers leaves them unread too."""
 SIZES = ("vocab_size", "context_length", "layers", "hidden_size", "intermediate_size", "heads", "labels")
@@ -101,7 +105,7 @@ class Encoder:
         self.weights = FAMILIES[a.family][1](EncoderReader(read, a), config)
         self._refuse_unread(read)
         self._ropes = {
-            kind: Rope(config, kind, a.head_dim, device, a.context_length) for kind in set(a.rope_kinds)
+            kind: make_rope(config, kind, a.head_dim, device, a.context_length) for kind in set(a.rope_kinds)
         }
         self._activation, self._head_activation = ACTIVATIONS[a.activation], ACTIVATIONS[a.head_activation]
 
@@ -156,10 +160,13 @@ class Encoder:
 
         `rows`, [R, hidden], are the first of each pair, or all of them (`lengths` of each pair) for their mean.
         """
-        if self.architecture.pooling == "mean":
+        head, pooling = self.weights.head, self.architecture.pooling
+        if pooling == "mean":
             rows = torch.segment_reduce(rows, "mean", lengths=lengths, unsafe=True)
-        head = self.weights.head
         activated = self._head_activation(widen(head.dense(rows.to(self.dtype))))
+        if pooling == "mean of the head":
+            # The mean of all rows' logits: the classifier behind it is linear.
+            activated = torch.segment_reduce(activated, "mean", lengths=lengths, unsafe=True)
         return activated if head.norm is None else head.norm(activated)
 
     def _embed(self, inputs: EncoderInputs) -> Tensor:
@@ -171,7 +178,9 @@ class Encoder:
             x = x + tables.positions[inputs.positions]
         if tables.projection is not None:
             x = widen(tables.projection(x.to(self.dtype)))
-        return tables.norm(x)
+        if tables.norm is not None:
+            x = tables.norm(x)
+        return x if tables.behind_norm is None else widen(tables.behind_norm(x.to(self.dtype)))
 
     def _input(self, layer: EncoderLayer, x: Tensor) -> Tensor:
         if self.architecture.pre_norm and layer.attention_norm is not None:

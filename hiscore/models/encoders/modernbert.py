@@ -2,21 +2,15 @@
 
 from typing import Any
 
-from hiscore.models.encoders.architecture import EncoderArchitecture
+from hiscore.models.encoders.architecture import EncoderArchitecture, common_sizes
 from hiscore.models.encoders.weights import Embeddings, EncoderLayer, EncoderReader, EncoderWeights
 
 
 def architecture(config: Any) -> EncoderArchitecture:
     kinds = config.layer_types
     return EncoderArchitecture(
-        family="modernbert",
-        vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
-        layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
+        **common_sizes(config),
         intermediate_size=config.intermediate_size,
-        heads=config.num_attention_heads,
-        labels=config.num_labels,
         norm_eps=config.norm_eps,
         activation=config.hidden_activation,
         head_activation=config.classifier_activation,
@@ -34,9 +28,6 @@ def load(read: EncoderReader, config: Any) -> EncoderWeights:
             words=read.read.tensor(
                 "model.embeddings.tok_embeddings.weight", config.vocab_size, config.hidden_size
             ),
-            positions=None,
-            types=None,
-            projection=None,
             norm=read.norm("model.embeddings.norm", config.norm_bias),
         ),
         layers=tuple(_layer(read, config, index) for index in range(config.num_hidden_layers)),

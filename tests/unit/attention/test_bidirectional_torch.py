@@ -17,7 +17,8 @@ LENGTHS = [5, 17, 5, 1, 40, 17, 2]
 
 @pytest.mark.parametrize("reads_all", [False, True])
 @pytest.mark.parametrize(
-    ("reach", "terms"), [(None, ""), (4, ""), (None, "keys"), (None, "queries"), (None, "both")]
+    ("reach", "terms"),
+    [(None, ""), (4, ""), (None, "keys"), (None, "queries"), (None, "both"), (None, "biases")],
 )
 def test_attention_equals_the_dense_mask(
     reach: int | None, terms: str, reads_all: bool, monkeypatch: pytest.MonkeyPatch
@@ -39,6 +40,7 @@ def test_attention_equals_the_dense_mask(
 
 def test_control_another_reach_or_a_missing_term_fails() -> None:
     rows, relative = random_relative(HEADS, 10, HEAD_DIM, 64)
+    _, biased = random_relative(HEADS, 10, HEAD_DIM, 64, "biases")
     (forward,) = forwards_of(LENGTHS, 1_000)
     qkv = torch.randn(len(forward.input_ids), 3 * HEADS * HEAD_DIM)
     near = BidirectionalShape(HEADS, HEAD_DIM, 0.3, (4, None))
@@ -48,6 +50,7 @@ def test_control_another_reach_or_a_missing_term_fails() -> None:
         (both, relative, both, replace(relative, keys=None)),
         (both, relative, both, replace(relative, queries=None)),
         (both, relative, replace(both, relative_rows=rows.flip(0)), relative),
+        (both, biased, both, replace(biased, biases=0.3 * biased.biases)),
     ]
     for shape, terms, wrong_shape, wrong_terms in wrongs:
         attention = TorchBidirectionalAttention(wrong_shape)

@@ -29,7 +29,10 @@ def prepare(attention: TritonBidirectionalAttention, forward: Forward, rows: int
 
 
 def on_device(relative: RelativeProjections) -> RelativeProjections:
-    tables = (None if table is None else table.to(DEVICE) for table in (relative.keys, relative.queries))
+    tables = (
+        None if table is None else table.to(DEVICE)
+        for table in (relative.keys, relative.queries, relative.biases)
+    )
     return RelativeProjections(*tables)
 
 
@@ -39,6 +42,7 @@ def on_device(relative: RelativeProjections) -> RelativeProjections:
         pytest.param(None, "", 16, False, id="plain"),
         pytest.param(7, "", 24, True, id="near-and-odd"),
         pytest.param(None, "both", 16, True, id="disentangled"),
+        pytest.param(None, "biases", 16, True, id="biases"),
         pytest.param(40, "", 16, False, id="farther-than-a-block", marks=pytest.mark.slow),
         pytest.param(None, "keys", 16, False, id="keys-alone", marks=pytest.mark.slow),
         pytest.param(None, "queries", 16, False, id="queries-alone", marks=pytest.mark.slow),

@@ -15,6 +15,9 @@ from hiscore.models.support import servable, undecodable, unscorable, unsupporte
 from tests.support import tiny_encoders
 
 CHANGES = {"electra": {"embedding_size": 64, "hidden_size": 64}}
+DISTILBERT, ALBERT, MPNET, EUROBERT = (
+    {"model_type": name} for name in ("distilbert", "albert", "mpnet", "eurobert")
+)
 BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 
 
@@ -61,6 +64,19 @@ def test_an_encoder_is_scored_and_not_decoded(tmp_path: Path) -> None:
         ({"model_type": "modernbert", "rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
         ({"model_type": "deberta-v2", "pooler_hidden_act": "mish"}, "pooler_hidden_act 'mish'"),
         ({"model_type": "deberta-v2", "conv_kernel_size": 3}, "convolution"),
+        ({"model_type": "modernbert", "partial_rotary_factor": 0.5}, "rotates a part of each head"),
+        (DISTILBERT | {"dim": 65, "n_heads": 4}, "dim 65 is not a multiple of n_heads 4"),
+        (DISTILBERT | {"activation": "mish"}, "activation 'mish' is none of gelu"),
+        (ALBERT | {"num_hidden_groups": 0}, "num_hidden_groups is 0"),
+        (MPNET | {"pad_token_id": 0}, "pad_token_id is 0, and MPNet's positions follow 1"),
+        (MPNET | {"relative_attention_num_buckets": 16}, "_buckets is 16, and distances have 32"),
+        (EUROBERT | {"classifier_pooling": "max"}, "classifier_pooling 'max' is unknown"),
+        (
+            EUROBERT | {"clf_pooling": "bos"},
+            "clf_pooling is 'bos', classifier_pooling 'late': set both alike",
+        ),
+        (EUROBERT | {"num_key_value_heads": 5}, "12 attention heads cannot share 5 heads"),
+        (EUROBERT | {"head_dim": 32}, "head_dim 32 of 12 heads is not hidden_size 768"),
         ({"model_type": "electra", "hidden_size": 256}, "embedding_size 128 is not hidden_size 256"),
     ],
 )

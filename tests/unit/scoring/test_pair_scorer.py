@@ -3,12 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from hiscore.models.encoders.architecture import EncoderArchitecture
+from hiscore.models.encoders.encoder import Encoder
+from hiscore.models.weight_bytes import weight_bytes
 from hiscore.scoring.pair_scorer import PairPacking, make_scorer, plan_pairs
 from hiscore.server.plan import GIB, MemoryExceeded
 from hiscore.server.server_resources import ServerResources
 from tests.support import tiny_encoders, tiny_models
+from tests.support.weights import held
 
 # bge-reranker-v2-m3: XLM-RoBERTa large with a context of 8,192.
 LARGE = EncoderArchitecture(
@@ -25,6 +29,17 @@ def test_a_large_reranker_fits_a_small_gpu_and_names_what_does_not() -> None:
         plan.check(1 * GIB)
     assert plan_pairs("cuda:0", LARGE, 2, 2 * WEIGHTS, 8_192).total < plan.total
     assert plan_pairs("host", LARGE, 4, 4 * WEIGHTS, 16_384).total < 8 * GIB
+
+
+@pytest.mark.parametrize("name", tiny_encoders.ENCODERS)
+def test_the_plan_holds_all_weights_and_no_more(name: str, tmp_path: Path) -> None:
+    """Relative positions are projected, and shared heads repeated, when weights are loaded."""
+    checkpoint = tiny_encoders.make(name, tmp_path)
+    encoder = Encoder(checkpoint, torch.device("cpu"), torch.float32)
+    plan = plan_pairs("host", encoder.architecture, 4, weight_bytes(checkpoint, 4), 64)
+    loaded = sum(held(encoder.weights).values())
+    # Tables from which relative positions are projected are counted too, and nothing else.
+    assert loaded <= plan.lines[0].bytes <= loaded * 1.2
 
 
 @pytest.mark.parametrize("encodes", [True, False])

@@ -114,7 +114,7 @@ def test_texts_equal_transformers_one_pair_at_a_time(name: str, encoders: Made, 
 def test_an_item_may_come_first_if_no_token_type_forbids(name: str, encoders: Made, scorers: Scorers) -> None:
     checkpoint, truth = encoders(name)
     request = TextRequest(QUERY, ITEMS, item_first=True)
-    if ENCODERS[name].changes.get("type_vocab_size", 2) > 1 and not name.startswith("modernbert"):
+    if ENCODERS[name].has_types:
         tokenizer = load_tokenizer(checkpoint, pairs=True)
         (answer,) = encode_requests(tokenizer, [request], Limits(), read_facts(checkpoint))
         assert "'item_first' must be false" in str(answer)
@@ -184,11 +184,11 @@ def test_control_wrong_types_positions_or_segments_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiny = ENCODERS[name]
-    if wrong is one_type and not (name in ("bert", "electra") or tiny.changes.get("type_vocab_size", 0) > 1):
+    if wrong is one_type and not tiny.has_types:
         return  # it has one type
     if wrong is shifted and tiny.changes.get("position_biased_input") is False:
         return  # it has distances alone, which follow from the rows
-    if wrong is joined and tiny.changes.get("classifier_pooling") == "mean":
+    if wrong is joined and tiny.reads_all:
         return  # a mean over one segment would have another shape
     checkpoint, truth = encoders(name)
     items = ITEMS[:2]  # all of which fit one context
