@@ -158,12 +158,12 @@ def routes(
         partial(
             score.score, models=models, names=names, limits=limits_of_ids, max_labels=settings.max_labels
         ),
-        field="query",
+        fields=("query", "label_token_ids", "labels"),
     )
     paired = Variant(pairs.PairRequest, pairs.PairResponse, partial(pairs.score_pairs, **ranked))
     reranked = Variant(rerank.RerankRequest, rerank.RerankResponse, partial(rerank.rerank, **ranked))
     tei_ranked = Variant(
-        tei.TeiRerankRequest, list[tei.TeiRank], partial(tei.rerank, **ranked), tei_error, field="texts"
+        tei.TeiRerankRequest, list[tei.TeiRank], partial(tei.rerank, **ranked), tei_error, fields=("texts",)
     )
     nim_ranked = Variant(nim.RankingRequest, nim.RankingResponse, partial(nim.ranking, **ranked), nim_error)
     decided: dict[str, Any] = {"decider": _decider(settings, models), "names": names}

@@ -10,7 +10,7 @@ from hiscore.api.http.errors import ApiError, bad_request
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0)]
-"""The number of documents to answer with; 0: all, as vLLM has it."""
+"""A number of documents or of tokens; 0: all, as vLLM has it."""
 Ignored: TypeAlias = Any
 """A field that is accepted because it cannot change the result."""
 

@@ -39,6 +39,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int
     """
     _check_type(headers.get("content-type", ""))
     encoding = headers.get("content-encoding", "").strip().lower()
+    encoding = "gzip" if encoding == "x-gzip" else encoding  # RFC 9110 8.4.1.3
     if encoding not in ("", "identity", "gzip", "zstd"):
         raise ApiError(415, f"Content-Encoding '{encoding[:40]}' is not known: use gzip or zstd")
     length = headers.get("content-length", "")
@@ -106,8 +107,11 @@ def decode(body: bytes, request_type: type[T]) -> T:
         )
     except msgspec.ValidationError as error:
         raise _not_such_a_request(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise bad_request("the body is not valid JSON", code="invalid_json") from None
+    except msgspec.DecodeError as error:
+        why = str(error).removeprefix("JSON is malformed: ")
+        raise bad_request(f"the body is not valid JSON: {why}", code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise bad_request("the body is not valid JSON: it is not UTF-8", code="invalid_json") from None
     except RecursionError:
         raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
     finally:

@@ -51,7 +51,7 @@ class Variant:
 
     Attributes:
         handle: Does the work, given the body and the request's id; raises `ApiError`.
-        field: The field by which a body is known as this; empty: any other body.
+        fields: Fields by any of which a body is known as this; none: any other body.
         streams: The answer may be an `EventStream`.
         unique_keys: Refuse objects that hold a key twice, since keys are names that callers choose.
         warning: What callers should know of every answer; it becomes a header.
@@ -61,7 +61,7 @@ class Variant:
     response: Any
     handle: Callable[[Any, str], Awaitable[Any]]
     error_shape: ErrorShape = openai_error
-    field: str = ""
+    fields: tuple[str, ...] = ()
     streams: bool = False
     unique_keys: bool = False
     warning: str = ""
@@ -167,7 +167,7 @@ class Endpoint:
         if len(self.variants) > 1:
             fields = decode(body, dict[str, msgspec.Raw])
             for variant in self.variants:
-                if is_given(fields, variant.field):
+                if any(is_given(fields, name) for name in variant.fields):
                     return variant
         return self.variants[-1]
 

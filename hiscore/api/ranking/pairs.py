@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from hiscore.api.http.errors import bad_request
 from hiscore.api.ranking.relevance import Ranker, check_documents
-from hiscore.api.wire import SOME, ModelNames, Request, Usage, exactly_one, usage
+from hiscore.api.wire import SOME, Limit, ModelNames, Request, Usage, exactly_one, usage
 from hiscore.prompts.truncation import Truncation
 
 # The names that versions of vLLM have given to the two sides.
@@ -28,7 +28,9 @@ class PairRequest(Request):
     data_2: str | Annotated[list[str], SOME] | None = None
     items: str | Annotated[list[str], SOME] | None = None
     instruction: str | None = None
+    max_tokens_per_doc: Limit | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     use_activation: Literal[True] | None = None
 
 
@@ -62,9 +64,11 @@ async def score_pairs(
     check_documents(documents, param)
     queries = _spread(first, len(documents))
     truncation = Truncation(
+        document=request.max_tokens_per_doc or None,
+        left=request.truncation_side == "left",
         prompt=ranker.context_length
         if request.truncate_prompt_tokens == -1
-        else request.truncate_prompt_tokens
+        else request.truncate_prompt_tokens,
     )
     ranking = await ranker.rank(queries, documents, request_id, request.instruction, truncation)
     return PairResponse(

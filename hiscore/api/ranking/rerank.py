@@ -22,8 +22,9 @@ class RerankRequest(Request):
     """A query and documents.
 
     `instruction` is ours, and vLLM's, `instruct` SGLang's; a `top_n` of 0 is vLLM's, too: all. Texts are cut only
-    by the fields whose names say so: `max_tokens_per_doc` is Cohere's, `truncate_prompt_tokens` vLLM's (-1: as
-    many as fit), `max_tokens_per_query` ours.
+    by the fields whose names say so: `max_tokens_per_doc` is Cohere's (0: not cut), `truncate_prompt_tokens`
+    vLLM's (-1: as many as fit), `max_tokens_per_query` ours. With a `truncation_side` of left documents keep
+    their ends.
     """
 
     query: str
@@ -32,9 +33,10 @@ class RerankRequest(Request):
     return_documents: bool | None = None
     instruction: str | None = None
     instruct: str | None = None
-    max_tokens_per_doc: Count | None = None
+    max_tokens_per_doc: Limit | None = None
     max_tokens_per_query: Count | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     max_chunks_per_doc: Ignored = None
     rank_fields: list[Literal["text"]] | None = None
     use_activation: Literal[True] | None = None
@@ -69,8 +71,9 @@ async def rerank(
     prompt_tokens = request.truncate_prompt_tokens
     truncation = Truncation(
         request.max_tokens_per_query,
-        request.max_tokens_per_doc,
+        request.max_tokens_per_doc or None,
         ranker.context_length if prompt_tokens == -1 else prompt_tokens,
+        left=request.truncation_side == "left",
     )
     if request.instruction is not None and request.instruct is not None:
         raise bad_request("'instruction' and 'instruct' are the same: send one", "instruct")

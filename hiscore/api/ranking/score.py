@@ -13,17 +13,21 @@ from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 
 
 class ScoreBody(Request):
-    """SGLang's ``ScoringRequest``; `labels`, `temperature`, `label_counts` and `raw_logits` are ours."""
+    """SGLang's ``ScoringRequest``; `labels`, `label_counts` and `raw_logits` are ours.
+
+    A list in `label_token_ids` has an item's own labels, as `label_counts` says for those that are not in lists.
+    """
 
     query: str | list[TokenId]
     items: str | list[str | list[TokenId]]
-    label_token_ids: list[TokenId] | None = None
+    label_token_ids: list[TokenId | list[TokenId]] | None = None
     labels: list[str] | None = None
     apply_softmax: bool = False
     item_first: bool = False
     temperature: Annotated[float, Meta(gt=0)] = 1.0
     label_counts: list[Count] | None = None
     raw_logits: bool = False
+    return_token_logprobs: Literal[False] = False
     return_pooled_hidden_states: Literal[False] = False
 
 
@@ -48,11 +52,11 @@ async def score(
     """Score the items of a request. Too many token ids are refused before they are laid out for the models."""
     model = names.check(request.model)
     items = [request.items] if isinstance(request.items, str) else request.items
-    _check_labels(request, len(items), max_labels)
+    label_ids, counts = _labels(request, len(items), max_labels)
     options: dict[str, Any] = {
         "apply_softmax": request.apply_softmax,
         "temperature": request.temperature,
-        "label_counts": request.label_counts,
+        "label_counts": counts,
         "raw_logits": request.raw_logits,
     }
     if isinstance(request.query, str):
@@ -60,7 +64,7 @@ async def score(
             request.query,
             _texts(items),
             labels=request.labels,
-            label_token_ids=request.label_token_ids,
+            label_token_ids=label_ids,
             item_first=request.item_first,
             request_id=request_id,
             **options,
@@ -75,25 +79,36 @@ async def score(
             raise bad_request(str(error), "items") from None
         if request.item_first:
             query, item_ids = [], [[*item, *query] for item in item_ids]
-        result = await models.score_ids(
-            query, item_ids, request.label_token_ids or (), request_id=request_id, **options
-        )
+        result = await models.score_ids(query, item_ids, label_ids or (), request_id=request_id, **options)
+    scores = rows(result.scores)
+    if counts is not None and request.label_counts is None:
+        scores = [row[:count] for row, count in zip(scores, counts, strict=True)]
     return ScoreResponse(
-        scores=rows(result.scores),
+        scores=scores,
         model=model,
         usage=usage(result.usage.prompt_tokens, result.usage.cached_tokens),
     )
 
 
-def _check_labels(request: ScoreBody, items: int, max_labels: int) -> None:
-    labels, most = len(request.label_token_ids or ()), max_labels
-    whose = "in one call"
-    if request.label_counts is not None:
+def _labels(request: ScoreBody, items: int, max_labels: int) -> tuple[list[int] | None, list[int] | None]:
+    """Return the ids of all labels in turn and how many are each item's own, or None."""
+    ids, counts = request.label_token_ids, request.label_counts
+    if lists := [each for each in ids or () if isinstance(each, list)]:
+        if counts is not None or len(lists) != len(ids or ()) or len(lists) != items or not all(lists):
+            raise bad_request(
+                f"'label_token_ids' must hold ids, or a list of at least one for each of {items} items "
+                "without 'label_counts'",
+                "label_token_ids",
+            )
+        ids, counts = [label for each in lists for label in each], list(map(len, lists))
+    labels, most, whose = len(ids or ()), max_labels, "in one call"
+    if counts is not None:
         most, whose = max_labels * items, f"for {items} items"
     if labels > most:
         raise bad_request(
             f"'label_token_ids' holds {labels} labels: at most {most} {whose} (MAX_LABELS)", "label_token_ids"
         )
+    return cast("list[int] | None", ids), counts
 
 
 def _texts(items: Sequence[Any]) -> list[str]:

@@ -11,7 +11,8 @@ INT32_MAX = 2**31 - 1
 # Stop strings are searched on the thread that serves every sequence, so the work for one request is bounded.
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 256
-MAX_STOP_TOKENS = 1024
+# OpenAI's routes take 1,024, and add the one that ends a turn.
+MAX_STOP_TOKENS = 1025
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_GRAMMAR_CHARACTERS = 2**16

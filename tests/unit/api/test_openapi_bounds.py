@@ -70,7 +70,7 @@ RERANK = {
     },
 }
 PAIRS: dict[str, Make] = {
-    "truncate_prompt_tokens": field(BODIES["/score"][0], "truncate_prompt_tokens"),
+    **{name: field(BODIES["/score"][0], name) for name in ("max_tokens_per_doc", "truncate_prompt_tokens")},
     **{name: field({"text_1": "a"}, name, texts) for name in ("documents", "text_2", "data_2", "items")},
 }
 
@@ -115,6 +115,7 @@ CASES: dict[str, dict[str, Make]] = {
         "query[]": field({**SCORE, "items": [[1]]}, "query", lambda number: [number]),
         "items[][]": field({**SCORE, "query": [1]}, "items", lambda number: [[number]]),
         "label_token_ids[]": field(SCORE, "label_token_ids", lambda number: [number]),
+        "label_token_ids[][]": field(SCORE, "label_token_ids", lambda number: [[number]]),
         "temperature": field({**SCORE, "apply_softmax": True}, "temperature"),
         "label_counts[]": field(
             {**SCORE, "label_token_ids": LABELS}, "label_counts", lambda number: [number and 2]

@@ -127,12 +127,36 @@ def test_what_was_cut_is_said(ranked: TestClient, path: str, many: str, cut: Any
     assert {each["index"]: each.get("truncated", False) for each in rows} == {0: False, 1: True}
 
 
-def test_nothing_is_cut_unasked(ranked: TestClient, models: FaultyServer) -> None:
-    body = {"query": "q", "documents": ["apple", "apple nails screws " * 100]}
-    answer = post(ranked, "/v1/rerank", body)
-    assert not [each for each in answer["results"] if "truncated" in each]
+@pytest.mark.parametrize("unasked", [{}, {"max_tokens_per_doc": 0}, {"truncation_side": "left"}])
+def test_nothing_is_cut_unasked(ranked: TestClient, models: FaultyServer, unasked: dict[str, Any]) -> None:
+    documents = ["apple", "apple nails screws " * 100]
+    answers = [
+        post(ranked, "/v1/rerank", {"query": "q", "documents": documents, **unasked})["results"],
+        post(ranked, "/score", {"text_1": "q", "text_2": documents, **unasked})["data"],
+    ]
+    assert not [each for answer in answers for each in answer if "truncated" in each]
     # The whole text is sent, for the models to refuse.
-    assert models.requests[-1].inputs[0].shape[1] > 256
+    assert [request.inputs[0].shape[1] > 256 for request in models.requests[-2:]] == [True, True]
+
+
+def test_what_is_left_of_a_text_is_the_side_that_is_asked_for(
+    ranked: TestClient, models: FaultyServer
+) -> None:
+    def sent(path: str, **body: Any) -> bytes:
+        post(ranked, path, body)
+        return bytes(models.requests[-1].raw_input_contents[0])
+
+    text = "apple nails screws " * 100
+    for side in ("left", "right"):
+        tei = sent("/rerank", query="q", texts=[text], truncate=True, truncation_direction=side)
+        for cut in ({"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 50}):
+            whose = {"truncation_side": side, **cut}
+            ranks = sent("/v1/rerank", query="q", documents=[text], **whose)
+            pairs = sent("/score", text_1="q", text_2=[text], **whose)
+            assert ranks == pairs
+            assert (ranks == tei) == ("truncate_prompt_tokens" in cut)
+            other = {**whose, "truncation_side": {"left": "right", "right": "left"}[side]}
+            assert sent("/v1/rerank", query="q", documents=[text], **other) != ranks  # the control
 
 
 def test_pairs_keep_their_order(ranked: TestClient) -> None:

@@ -4,10 +4,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from starlette.testclient import TestClient
 
 from hiscore.api.chat.sampling import INT64_MAX, GenerationRequest, Sampling, of_choice
 from hiscore.api.http.errors import ApiError
 from hiscore.decoding.requests.sampling_params import parse_sampling_params
+from tests.client.faulty_server import FaultyServer
+from tests.support.api_bodies import MESSAGES
 
 
 def parameters(directory: Path, **given: Any) -> dict[str, Any]:
@@ -110,3 +113,13 @@ def test_what_other_servers_have_and_is_off_changes_nothing(tmp_path: Path, name
     assert parameters(tmp_path, **{name: False}) == parameters(tmp_path)
     with pytest.raises(msgspec.ValidationError, match=name):
         parameters(tmp_path, **{name: True})
+
+
+def test_the_models_take_all_stop_tokens_of_a_route_and_the_one_that_ends_a_turn(
+    client: TestClient, models: FaultyServer
+) -> None:
+    body = {"messages": MESSAGES, "stop_token_ids": list(range(1_024)), "max_tokens": 1}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+    ids = models.requests[-1].parameters["stop_token_ids"].string_param
+    assert len(json.loads(ids)) == 1_025
+    assert parse_sampling_params(json.dumps({"stop_token_ids": ids})).stop_token_ids >= set(range(1_024))

@@ -52,6 +52,10 @@ def test_a_body_is_read_to_its_end() -> None:
         assert read(b"1", content_type=kind) == b"1"
 
 
+def test_the_old_name_of_gzip_is_known() -> None:
+    assert read(gzip.compress(b"[1]"), content_encoding="X-Gzip") == b"[1]"
+
+
 @pytest.mark.parametrize("encoding", COMPRESS)
 def test_it_may_be_compressed(encoding: str) -> None:
     body = COMPRESS[encoding](b"[1, 2]")
@@ -144,7 +148,8 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
         (b"{", "not valid JSON", None),
         (b'{"name": "a"}{}', "not valid JSON", None),
         (b"\xff", "not valid JSON", None),
-        (b'{"name": "\xff"}', "not valid JSON", None),
+        (b'{"name": "\xff"}', "not valid JSON: it is not UTF-8", None),
+        (rb'{"name": "cut \ud83d", "free": 1}', "surrogate pair (byte 20)", None),
         (rb'{"name": "\ud800"}', "not valid JSON", None),
         (rb'{"name": "\udc00\ud800"}', "not valid JSON", None),
         (b'{"name": "a", "free": NaN}', "not valid JSON", None),

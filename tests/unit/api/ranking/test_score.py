@@ -37,6 +37,16 @@ def test_ids_go_to_the_scorer(client: TestClient, models: FaultyServer) -> None:
     assert swapped == expected(b"[]", [b"[3, 1, 2]", b"[4, 5, 1, 2]"])
 
 
+def test_sglangs_defaults_and_candidates_of_each_item(client: TestClient) -> None:
+    defaults = {"return_token_logprobs": False, "return_pooled_hidden_states": False, "temperature": 1.0}
+    assert post(client, query="q", items=["a"], **defaults)["scores"] == expected(b"q", [b"a"])
+    for query, items in (("q", ["a", "b"]), ([1, 2], [[3], [4, 5]])):
+        own = post(client, query=query, items=items, label_token_ids=[[5, 6, 7], [8]])["scores"]
+        counted = post(client, query=query, items=items, label_token_ids=[5, 6, 7, 8], label_counts=[3, 1])
+        assert own == [counted["scores"][0], counted["scores"][1][:1]]
+        assert list(map(len, counted["scores"])) == [3, 3]  # the control: these are filled up
+
+
 def test_options_and_the_id_are_passed_on(client: TestClient, models: FaultyServer) -> None:
     body = {
         "query": "q",
@@ -65,6 +75,16 @@ def test_options_and_the_id_are_passed_on(client: TestClient, models: FaultyServ
         ({"query": [1.5], "items": [[2]]}, "query[0]"),
         ({"query": "a", "items": ["b"], "temperature": 0}, "temperature"),
         ({"query": "a", "items": ["b"], "label_counts": [3]}, "label_counts"),
+        ({"query": None, "items": ["b"]}, "'query': Expected `str | array`, got `null`"),
+        ({"items": ["b"]}, "missing required field `query`"),
+        ({"query": "a", "items": ["b", "c"], "label_token_ids": [[5]]}, "for each of 2 items"),
+        ({"query": "a", "items": ["b", "c"], "label_token_ids": [[5], 6]}, "for each of 2 items"),
+        ({"query": "a", "items": ["b", "c"], "label_token_ids": [[5], []]}, "for each of 2 items"),
+        (
+            {"query": "a", "items": ["b"], "label_token_ids": [[5]], "label_counts": [1]},
+            "without 'label_counts'",
+        ),
+        ({"query": "a", "items": ["b"], "return_token_logprobs": True}, "return_token_logprobs"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(client: TestClient, body: Any, says: str) -> None:

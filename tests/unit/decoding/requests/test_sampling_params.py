@@ -139,7 +139,7 @@ def test_without_a_seed_each_request_gets_its_own() -> None:
         ({"stop_token_ids": "[true]"}, "'stop_token_ids' holds True: not a token id"),
         ({"stop_token_ids": "[-1]"}, "'stop_token_ids' holds -1: not a token id"),
         ({"stop_token_ids": "[2147483648]"}, "'stop_token_ids' holds 2147483648: not a token id"),
-        ({"stop_token_ids": json.dumps([1] * 1025)}, "'stop_token_ids' has 1025 entries: at most 1024"),
+        ({"stop_token_ids": json.dumps([1] * 1026)}, "'stop_token_ids' has 1026 entries: at most 1025"),
     ],
 )
 def test_what_is_not_allowed_is_refused(given: dict[str, object], says: str) -> None:
