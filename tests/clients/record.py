@@ -86,27 +86,15 @@ def instance(schema: Any, root: Any) -> Any:
 
 def message_for(body: Any) -> dict[str, Any]:
     """The message of the assistant: a call of a tool that was not called yet, or an answer by the schema."""
-    tools = [each["function"] for each in body.get("tools") or []]
-    last = body["messages"][-1]["role"]
-    if tools and body.get("tool_choice") != "none" and last not in ("tool", "function"):
-        chosen = body.get("tool_choice")
-        name = (
-            chosen["function"]["name"]
-            if isinstance(chosen, dict) and "function" in chosen
-            else tools[0]["name"]
-        )
-        function = next(each for each in tools if each["name"] == name)
-        arguments = json.dumps(instance(function["parameters"], function["parameters"]))
-        call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
-    if body.get("functions") and last != "function":
-        function = body["functions"][0]
-        arguments = json.dumps(instance(function["parameters"], function["parameters"]))
-        return {
-            "role": "assistant",
-            "content": None,
-            "function_call": {"name": function["name"], "arguments": arguments},
-        }
+    functions = body.get("functions") or [each["function"] for each in body.get("tools") or []]
+    chosen, last = body.get("tool_choice"), body["messages"][-1]["role"]
+    if functions and chosen != "none" and last not in ("tool", "function"):
+        named = chosen.get("function", functions[0]) if isinstance(chosen, dict) else functions[0]
+        (schema,) = (each["parameters"] for each in functions if each["name"] == named["name"])
+        called = {"name": named["name"], "arguments": json.dumps(instance(schema, schema))}
+        call = {"id": "call_1", "type": "function", "function": called}
+        made = {"function_call": called} if body.get("functions") else {"tool_calls": [call]}
+        return {"role": "assistant", "content": None, **made}
     form = body.get("response_format") or {}
     schema = (form.get("json_schema") or form).get("schema") or {}
     content = json.dumps(instance(schema, schema)) if form.get("type", "text") != "text" else "Rain."
@@ -117,20 +105,14 @@ def answer_to(path: str, body: Any) -> Any:
     """An answer in the shape of the path's family."""
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     head = {"id": "1", "created": 1, "model": "any", "usage": usage}
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
     if path.endswith("/chat/completions"):
         message = message_for(body)
-        reason = (
-            "tool_calls"
-            if "tool_calls" in message
-            else "function_call"
-            if "function_call" in message
-            else "stop"
-        )
-        choice = {"index": 0, "message": message, "finish_reason": reason}
+        called = [name for name in ("tool_calls", "function_call") if name in message]
+        choice |= {"message": message, "finish_reason": called[0] if called else "stop"}
         return {**head, "object": "chat.completion", "choices": [choice]}
     if path.endswith("/completions"):
-        choice = {"index": 0, "text": "Rain.", "finish_reason": "stop"}
-        return {**head, "object": "text_completion", "choices": [choice]}
+        return {**head, "object": "text_completion", "choices": [choice | {"text": "Rain."}]}
     if path.endswith("/ranking"):
         return {"rankings": [{"index": index, "logit": 0.0} for index in range(len(body["passages"]))]}
     if "texts" in body:
@@ -138,14 +120,17 @@ def answer_to(path: str, body: Any) -> Any:
     if path.endswith("/rerank"):
         ranked = [{"index": index, "relevance_score": 0.5} for index in range(len(body["documents"]))]
         return {"id": "1", "results": ranked, "usage": usage}
-    if path.endswith(("/decisions", "/systemone")):
-        return {**head, "answers": []}
-    return {
-        "object": "list",
-        "model": "any",
-        "usage": usage,
-        "data": [{"object": "embedding", "index": 0, "embedding": [0.0]}],
-    }
+    return {**head, "object": "list", "answers": [], "data": [{"index": 0, "embedding": [0.0]}]}
+
+
+def events_of(answer: Any) -> list[Any]:
+    """A whole answer as a stream of two events."""
+    chunk = {**answer, "object": answer["object"].replace("chat.completion", "chat.completion.chunk")}
+    choice = dict(answer["choices"][0])
+    if message := choice.pop("message", None):
+        calls = [{**call, "index": index} for index, call in enumerate(message.get("tool_calls", []))]
+        choice["delta"] = {**message, **({"tool_calls": calls} if calls else {})}
+    return [{**chunk, "choices": [choice], "usage": None}, {**chunk, "choices": []}]
 
 
 class Recorder(BaseHTTPRequestHandler):
@@ -156,32 +141,17 @@ class Recorder(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.bodies.append((self.path, body))
-        answer, kind = answer_to(self.path, body), "application/json"
-        content = json.dumps(answer).encode()
-        if body.get("stream"):
-            kind = "text/event-stream"
-            content = (
-                "".join(f"data: {json.dumps(each)}\n\n" for each in events_of(answer)).encode()
-                + b"data: [DONE]\n\n"
-            )
+        answer, streams = answer_to(self.path, body), body.get("stream")
+        events = [*map(json.dumps, events_of(answer)), "[DONE]"] if streams else []
+        content = "".join(f"data: {each}\n\n" for each in events) or json.dumps(answer)
         self.send_response(200)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", "text/event-stream" if streams else "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content.encode())
 
     def log_message(self, *_: Any) -> None:
         pass
-
-
-def events_of(answer: Any) -> list[Any]:
-    """A whole answer as a stream of two events."""
-    chunk = {**answer, "object": answer["object"] + (".chunk" if "chat" in answer["object"] else "")}
-    choice = dict(answer["choices"][0])
-    if message := choice.pop("message", None):
-        calls = [{**call, "index": index} for index, call in enumerate(message.get("tool_calls", []))]
-        choice["delta"] = {**message, **({"tool_calls": calls} if calls else {})}
-    return [{**chunk, "choices": [choice], "usage": None}, {**chunk, "choices": []}]
 
 
 def by_openai(url: str) -> dict[str, Callable[[], Any]]:
@@ -189,14 +159,9 @@ def by_openai(url: str) -> dict[str, Callable[[], Any]]:
 
     client = OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
     chat, tool = client.chat.completions, pydantic_function_tool(Weather)
-    loose: Any = {
-        "type": "function",
-        "function": {"name": "Weather", "parameters": Weather.model_json_schema()},
-    }
-    person: Any = {
-        "type": "json_schema",
-        "json_schema": {"name": "Person", "schema": Person.model_json_schema()},
-    }
+    function: Any = {"name": "Weather", "parameters": Weather.model_json_schema()}
+    person: Any = {"name": "Person", "schema": Person.model_json_schema()}
+    loose: Any = {"type": "function", "function": function}
     other: Any = {"type": "function", "function": {"name": "time"}}
     named: Any = {"type": "function", "function": {"name": "Weather"}}
     allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
@@ -214,13 +179,12 @@ def by_openai(url: str) -> dict[str, Callable[[], Any]]:
             return stream.get_final_completion().choices[0].message
 
     def legacy(**options: Any) -> Any:
-        function: Any = {"name": "Weather", "parameters": Weather.model_json_schema()}
         return ask(functions=[function], **options).choices[0].message
 
     return {
         "chat": ask,
         "stream with usage": lambda: list(ask(stream=True, stream_options={"include_usage": True})),
-        "stream without usage": lambda: list(ask(stream=True, stream_options={"include_usage": None})),  # type: ignore[typeddict-item]
+        "stream without usage": lambda: list(ask(stream=True, stream_options={"include_usage": None})),
         "all options": lambda: ask(
             n=2, temperature=0.7, top_p=0, seed=1, stop=["\n"], presence_penalty=0.5, frequency_penalty=-0.5,
             logit_bias={"5": -1}, logprobs=True, top_logprobs=2, max_completion_tokens=9, user="me",
@@ -232,10 +196,9 @@ def by_openai(url: str) -> dict[str, Callable[[], Any]]:
         "an image": lambda: ask([{"role": "user", "content": [image]}]),
         "developer and name": lambda: ask([{"role": "developer", "content": "Short!", "name": "boss"}, *ASK]),
         "json_object": lambda: ask(response_format={"type": "json_object"}),
-        "json_schema": lambda: ask(response_format=person),
+        "json_schema": lambda: ask(response_format={"type": "json_schema", "json_schema": person}),
         "json_schema in json_object": lambda: ask(
-            response_format={"type": "json_object", "schema": Person.model_json_schema()}  # type: ignore[typeddict-unknown-key]
-        ),
+            response_format={"type": "json_object", "schema": Person.model_json_schema()}),
         "parse": lambda: parse(response_format=Person),
         "parsed message sent back": lambda: ask([*ASK, parse(response_format=Person).choices[0].message, MORE]),
         "streamed message sent back": lambda: ask([*ASK, streamed(), MORE]),
