@@ -11,7 +11,9 @@ tools wherever it may.
 import asyncio
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -343,6 +345,29 @@ def by_typesafe(url: str) -> dict[str, Callable[[], Any]]:
     return {"system_one": lambda: client.system_one(state={"letter": "a"}, questions=asked)}
 
 
+def by_aiperf(url: str) -> dict[str, Callable[[], Any]]:
+    import aiperf  # noqa: F401 - a program, which is there if the package is
+
+    def profile(kind: str, *options: str) -> None:
+        program = Path(sys.executable).with_name("aiperf")
+        (tokenizer,) = Path("~/.cache/hiscore").expanduser().glob("SmolLM2*")
+        with tempfile.TemporaryDirectory() as directory:
+            given = {"endpoint-type": kind, "url": url, "model": "any", "tokenizer": tokenizer, "ui": "none",
+                     "request-count": 1, "random-seed": 1, "artifact-dir": directory}  # fmt: skip
+            flags = [str(each) for name, value in given.items() for each in (f"--{name}", value)]
+            subprocess.run([program, "profile", *flags, *options], check=True, capture_output=True)
+
+    rank = ("--rankings-passages-mean", "2", "--rankings-passages-prompt-token-mean", "9")
+    chat = ("--isl", "9", "--osl", "4", "--streaming")
+    return {
+        **{kind: partial(profile, kind, *chat) for kind in ("chat", "completions")},
+        **{
+            kind: partial(profile, kind, *rank)
+            for kind in ("cohere-rankings", "hf-tei-rankings", "nim-rankings")
+        },
+    }
+
+
 def by_instructor(url: str) -> dict[str, Callable[[], Any]]:
     import instructor
     from openai import OpenAI
@@ -420,6 +445,7 @@ CLIENTS = {
     "langchain-nvidia-ai-endpoints": by_nvidia,
     "rerankers": by_rerankers,
     "typesafe-sdk": by_typesafe,
+    "aiperf": by_aiperf,
     "instructor": by_instructor,
     "pydantic-ai-slim": by_pydantic_ai,
     "openai-agents": by_agents,
