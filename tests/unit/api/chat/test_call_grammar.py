@@ -5,8 +5,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
+from tokenizers import AddedToken
 
 from hiscore.api.chat.messages import Tool
 from hiscore.api.chat.tools import ToolUse, tool_use
@@ -41,9 +43,8 @@ def use_of(*schemas: Any, strict: bool | None = None, choice: Any = "required", 
         for index, schema in enumerate(schemas)
     ]
     tool_format = given.pop("tool_format", None)
-    conversations = SimpleNamespace(
-        takes_tools=True, tool_format=tool_format, tokenizer=SimpleNamespace(token_at_start=lambda mark: None)
-    )
+    tokenizer = SimpleNamespace(token_at_start=given.pop("token_of", lambda mark: None))
+    conversations = SimpleNamespace(takes_tools=True, tool_format=tool_format, tokenizer=tokenizer)
     tools = msgspec.convert(offered, type=list[Tool])
     return tool_use(tools, choice, given.pop("parallel", True), cast(Conversations, conversations), **given)
 
@@ -190,6 +191,29 @@ def test_beside_a_schema_a_model_may_call_or_answer(tool_format: ToolFormat, ans
     assert _read(use, said) == [Content(said)]
     for text in ("Well", both.replace("f1", "f2"), both.replace('"a": 1', '"a": 2'), both + "x"):
         assert not takes(use, text)
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_mark_that_is_a_token_is_that_token(special: bool) -> None:
+    backend = tiny_tokenizers.llama3()
+    backend.add_tokens([AddedToken(mark, special=special) for mark in ("<tool_call>", "</tool_call>")])
+    begin, end = map(backend.token_to_id, ("<tool_call>", "</tool_call>"))
+    use = use_of(
+        {}, choice="auto", tool_format=HERMES, answer="{}", token_of=backend.token_to_id, parallel=False
+    )
+    grammar = GrammarCompiler(backend, backend.get_vocab_size(), {1}).compile(
+        SamplingParams(ebnf=use.grammar or "")
+    )
+    assert grammar is not None
+    text = backend.encode('\n{"name": "f0", "arguments": {}}\n', add_special_tokens=False).ids
+    mask = grammar.mask()
+    for token in (begin, *text, end, 1):
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        assert token in allowed
+        if token == begin:
+            assert backend.token_to_id("{") in allowed  # the answer's beginning
+            assert backend.token_to_id("<") not in allowed
+        mask = grammar.advance(token) if token != 1 else mask
 
 
 def _read(use: ToolUse, text: str) -> list[Part]:
