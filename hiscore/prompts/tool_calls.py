@@ -22,7 +22,7 @@ class WrittenCall(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Layout:
+class CallLayout:
     """Calls as a grammar has them: each is `call`, with ``$quoted`` or ``$name`` and ``$arguments`` in it."""
 
     call: str
@@ -49,7 +49,7 @@ class ToolFormat:
     begin: str
     end: str
     read: Callable[[str], list[ToolCall]]
-    layout: Layout
+    layout: CallLayout
     openings: str = ""
     special: bool = False
     id_length: int = 0
@@ -172,14 +172,14 @@ def _call(written: WrittenCall, needs_arguments: bool = False) -> ToolCall:
     return ToolCall(written.name, arguments)
 
 
-IN_HERMES = Layout('<tool_call>\n{"name": $quoted, "arguments": $arguments}\n</tool_call>', between="\n")
+IN_HERMES = CallLayout('<tool_call>\n{"name": $quoted, "arguments": $arguments}\n</tool_call>', between="\n")
 HERMES = ToolFormat("Hermes", "<tool_call>", "</tool_call>", read_hermes, IN_HERMES)
-IN_LLAMA3 = Layout('{"name": $quoted, "parameters": $arguments}', between="; ")
+IN_LLAMA3 = CallLayout('{"name": $quoted, "parameters": $arguments}', between="; ")
 LLAMA3 = ToolFormat("Llama 3", "", "", read_llama3, IN_LLAMA3, openings="{")
-IN_LIST = Layout('{"name": $quoted, "arguments": $arguments}', "[", ", ", "]")
+IN_LIST = CallLayout('{"name": $quoted, "arguments": $arguments}', "[", ", ", "]")
 IN_MISTRAL = replace(IN_LIST, before="[TOOL_CALLS] [")
 MISTRAL = ToolFormat("Mistral", "[TOOL_CALLS]", "", read_mistral, IN_MISTRAL, special=True, id_length=9)
-MISTRAL_ARGS = replace(MISTRAL, layout=Layout("[TOOL_CALLS]$name[ARGS]$arguments"))
+MISTRAL_ARGS = replace(MISTRAL, layout=CallLayout("[TOOL_CALLS]$name[ARGS]$arguments"))
 """Mistral's later versions."""
 FORCED = ToolFormat("JSON", "", "", read_list, IN_LIST, openings="[")
 """The format of an answer that a JSON schema confines to calls."""

@@ -12,7 +12,7 @@ from typing import Any
 from hiscore.api.chat.messages import Tool
 from hiscore.api.chat.structured_outputs import LENIENT, for_grammar
 from hiscore.api.http.errors import bad_request
-from hiscore.prompts.tool_calls import Layout
+from hiscore.prompts.tool_calls import CallLayout
 
 # Of llguidance: a small model in doubt would write white space to the end.
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -23,7 +23,7 @@ MARK = re.compile(r"(</?tool_call>|\[TOOL_CALLS\]|\[ARGS\])")
 
 def grammar_of_calls(
     tools: Sequence[Tool],
-    layout: Layout,
+    layout: CallLayout,
     several: bool,
     answer: str | None = None,
     token_of: Callable[[str], int | None] = lambda mark: None,
