@@ -39,6 +39,11 @@ def charsmap(characters: Mapping[str, str]) -> bytes:
     return struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + texts
 
 
+def precompiled(characters: Mapping[str, str]) -> dict[str, str]:
+    """The step of a normalizer with such a map."""
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap(characters)).decode()}
+
+
 def _with_state(backend: Tokenizer, **parts: Any) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(json.loads(backend.to_str()) | parts))
 
@@ -67,9 +72,8 @@ def unigram(
     pieces = tiny_encoders.trained_unigram(special)
     unknown = next(at for at, (piece, _) in enumerate(pieces) if piece.lower() in ("<unk>", "[unk]"))
     mark = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    precompiled = base64.b64encode(charsmap(CHARACTERS)).decode()
     spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-    steps: list[Any] = [{"type": "Precompiled", "precompiled_charsmap": precompiled}, spaces]
+    steps: list[Any] = [precompiled(CHARACTERS), spaces]
     backend = _with_state(
         Tokenizer(models.Unigram(pieces, unknown)),
         normalizer={"type": "Sequence", "normalizers": steps},
