@@ -120,10 +120,9 @@ class Published:
         PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(directory)
         config = {"tokenizer_class": self.tokenizer_class, "chat_template": TEMPLATE, **self.config}
         (directory / "tokenizer_config.json").write_text(json.dumps(config))
-        kind = "ForSequenceClassification" if self.is_encoder else "ForCausalLM"
-        architecture = self.model_type.title().replace("-", "") + kind
-        model = {"model_type": self.model_type, "architectures": [architecture]}
-        (directory / "config.json").write_text(json.dumps(model))
+        # A reranker with a head needs no labels.
+        model = {"architectures": ["AnyForSequenceClassification"], "id2label": {"0": "relevant"}}
+        (directory / "config.json").write_text(json.dumps({"model_type": self.model_type, **model}))
         return directory
 
 

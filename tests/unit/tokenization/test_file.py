@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from tokenizers import Tokenizer, normalizers
@@ -15,7 +15,6 @@ from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.models.support import CheckpointFacts
 from hiscore.prompts.chat import read_chat_template
 from hiscore.prompts.conversation import Conversations
-from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import make_prompts
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tokenizer import PromptTokenizer
@@ -83,12 +82,11 @@ def scored(loaded: Loaded, query: str, items: list[str]) -> list[list[int]]:
 
 
 def reranked(loaded: Loaded, query: str, documents: list[str], template: Path) -> list[list[int]]:
-    if loaded.tokenizer.pair is not None:
-        prompts = PairPrompts(loaded.directory).ids(query, documents)
-    else:
-        template.write_text("{{ query }}{{ document }}")
-        maker = make_prompts(loaded.directory, str(template), (), is_classifier=True)
-        prompts = maker.ids([query] * len(documents), documents)
+    template.write_text("{{ query }}{{ document }}")
+    is_pair = loaded.tokenizer.pair is not None
+    maker, _ = make_prompts(loaded.directory, "" if is_pair else str(template))
+    queries: Any = query if is_pair else [query] * len(documents)
+    prompts = maker.ids(queries, documents)
     return [[*prompts.query, *item] for item in prompts.items]
 
 
