@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "client": 5_050,
     "perf": 10_400,
-    "tests": 61_150,
-    "hiscore": 40_700,
+    "tests": 61_250,
+    "hiscore": 40_710,
     "hiscore/api": 4_640,
     "hiscore/attention": 1_400,
     "hiscore/batching": 1_000,
@@ -34,7 +34,7 @@ CEILINGS = {
     "hiscore/prompts": 2_030,
     "hiscore/scoring": 3_100,
     "hiscore/server": 750,
-    "hiscore/settings": 750,
+    "hiscore/settings": 760,
     "hiscore/tokenization": 1_230,
 }
 """Lines of Python by folder, subfolders included."""

@@ -231,12 +231,12 @@ def _choose(checkpoint: Path, template: str, names: Sequence[str]) -> _Choice:
     # A deployment's own file is the whole prompt.
     labels = _named_labels(path)
     family = RerankFamily(str(path), labels or family.labels, family.instruction)
-    return _Choice(family, path.read_text(), "setting", "setting" if labels else found.source)
+    return _Choice(family, path.read_text("utf-8-sig"), "setting", "setting" if labels else found.source)
 
 
 def _named_labels(template: Path) -> tuple[str, str] | None:
     """Read what a file names as its labels in a comment at its beginning: ``{# labels: ["true", "false"] #}``."""
-    named = re.match(r"\{#-?\s*labels:(.*?)-?#\}", template.read_text(), re.DOTALL)
+    named = re.match(r"\{#-?\s*labels:(.*?)-?#\}", template.read_text("utf-8-sig"), re.DOTALL)
     if named is None:
         return None
     try:

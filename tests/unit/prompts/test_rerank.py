@@ -175,7 +175,8 @@ def test_what_cannot_work_is_said_at_the_start(qwen: Path, tmp_path: Path) -> No
 
 def test_a_file_may_name_its_labels(qwen: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.jinja"
-    own.write_text('{# labels: ["a", "b"] #}{{ query }} {{ document }}\n')
+    # A byte order mark is no text.
+    own.write_text('\ufeff{# labels: ["a", "b"] #}{{ query }} {{ document }}\n')
     prompts, tokenizer = RerankPrompts(qwen, str(own)), AutoTokenizer.from_pretrained(qwen)
     assert prompts.label_ids == tokenizer.convert_tokens_to_ids(["a", "b"])
     assert prompts.text("a", "b").startswith("a b")
