@@ -86,6 +86,9 @@ def most_context(config: Config, max_context: int | None) -> int:
     # Of YaRN see `layers.rope.context_length`.
     if not isinstance(longest, int) or "yarn" in (rope.get("rope_type"), rope.get("type")):
         return DEFAULT_MAX_CONTEXT
+    family = ENCODER_FAMILIES.get(str(config.get("model_type")))
+    if family and family.positions_follow_pad:
+        longest -= config.get("pad_token_id", 1) + 1
     return min(longest, DEFAULT_MAX_CONTEXT)
 
 

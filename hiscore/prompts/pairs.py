@@ -1,10 +1,9 @@
 """Rerank requests to an encoder's token ids: query and document as a pair, without a prompt around them."""
 
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 
-from hiscore.prompts.chat import PromptError
-from hiscore.prompts.shared_beginning import Prompts
+from hiscore.prompts.chat import read_json
 from hiscore.prompts.tokenizer import PromptTokenizer
 from hiscore.tokenization.file import read_backend
 from hiscore.tokenization.pair_template import read_pair_template
@@ -18,16 +17,7 @@ class PairPrompts:
         template = read_pair_template(read_backend(checkpoint))
         if template is None:
             raise ValueError("tokenizer.json has no template for pairs of texts")
-        self._template = template
-
-    def ids(self, query: str, documents: Sequence[str], instruction: str | None = None) -> Prompts:
-        """Encode the pairs of one query with all documents.
-
-        Raises:
-            PromptError: There is an instruction, which an encoder has no place for.
-            CannotEncode: A text would become a special token, or the library gives up on one.
-        """
-        if instruction is not None:
-            raise PromptError("'instruction' must not be given: this model reads query and document alone")
-        query_ids, *ids = self.tokenizer.encode_texts([query, *documents])
-        return Prompts(*self._template.join(query, documents, query_ids, ids))
+        self.template = template
+        longest = read_json(checkpoint / "tokenizer_config.json").get("model_max_length")
+        # Where none is known, transformers writes 1e30.
+        self.longest = int(longest) if longest else sys.maxsize

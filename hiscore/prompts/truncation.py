@@ -1,8 +1,11 @@
 """Cutting queries and documents, where a request asks for it."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hiscore.prompts.chat import PromptError
+from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
@@ -19,10 +22,6 @@ class Truncation:
     document: int | None = None
     prompt: int | None = None
     left: bool = False
-
-    @property
-    def asked(self) -> bool:
-        return (self.query, self.document, self.prompt) != (None, None, None)
 
 
 NOTHING = Truncation()
@@ -81,6 +80,78 @@ def cut_prompts(
             )
     cut = [text != asked for text, asked in zip(documents, asked_documents, strict=True)]
     return CutPrompts(prompts, cut, list(queries) != list(asked_queries))
+
+
+@dataclass(frozen=True)
+class CutPairs:
+    """Prompts of pairs, with the rows of their documents in the request; and whether each row was cut."""
+
+    prompts: list[tuple[list[int], Prompts]]
+    cut: list[bool]
+
+
+def cut_pairs(
+    maker: PairPrompts,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    instruction: str | None,
+    truncation: Truncation,
+    limits: TokenLimits,
+) -> CutPairs:
+    """Encode pairs for an encoder, cut as asked: token by token, as sentence-transformers cuts them.
+
+    Raises:
+        PromptError: There is an instruction, which an encoder has no place for.
+        CannotEncode: A text would become a special token, or the library gives up on one.
+        TooMuchText: A pair is too long, and may not be cut; or there is too much to encode.
+    """
+    if instruction is not None:
+        raise PromptError("'instruction' must not be given: this model reads query and document alone")
+    most_of_query, most_of_document = truncation.query or sys.maxsize, truncation.document or sys.maxsize
+    different = list(dict.fromkeys(queries))
+    limits.check_characters(sum(map(len, different)) + sum(map(len, documents)) + 16 * len(documents))
+    query_ids = dict(zip(different, maker.tokenizer.encode_texts(different), strict=True))
+    if truncation.prompt or truncation.document:
+        # Still longer than its query, if it was.
+        longest = max(truncation.prompt or 0, truncation.document or 0, *map(len, query_ids.values()))
+        documents = [maker.tokenizer.shortened(text, longest, truncation.left) for text in documents]
+    around = len(maker.template.before) + len(maker.template.between) + len(maker.template.after)
+    rows_of: dict[tuple[str, int], list[int]] = {}
+    kept, cut = [], []
+    for row, (query, ids) in enumerate(zip(queries, maker.tokenizer.encode_texts(documents), strict=True)):
+        lengths = min(len(query_ids[query]), most_of_query), min(len(ids), most_of_document)
+        if truncation.prompt is not None:
+            lengths = longest_first(*lengths, truncation.prompt - around)
+        elif (length := sum(lengths) + around) > limits.context:
+            raise TooMuchText(
+                f"query and document have {length} tokens: at most {limits.context} with this model; ask for "
+                "'truncate_prompt_tokens', -1: as many as fit (TEI and NIM: 'truncate'), to have them cut"
+            )
+        kept.append(ids[len(ids) - lengths[1] :] if truncation.left else ids[: lengths[1]])
+        cut.append(lengths != (len(query_ids[query]), len(ids)))
+        rows_of.setdefault((query, lengths[0]), []).append(row)
+    prompts = []
+    for (query, length), rows in rows_of.items():
+        of_rows = [documents[row] for row in rows], query_ids[query][:length], [kept[row] for row in rows]
+        prompts.append((rows, Prompts(*maker.template.join(query, *of_rows))))
+    return CutPairs(prompts, cut)
+
+
+def longest_first(first: int, second: int, most: int) -> tuple[int, int]:
+    """Cut the longer of two texts, and both where one alone does not suffice, as the tokenizers library does.
+
+    Raises:
+        TooMuchText: There is no room for a token of each.
+    """
+    if most < 2:
+        raise TooMuchText("'truncate_prompt_tokens' has no room for a query and a document")
+    if first + second <= most:
+        return first, second
+    short, long = sorted((first, second))
+    long = max(short, most - short)
+    if short + long > most:
+        short, long = most // 2, most - most // 2
+    return (short, long) if first <= second else (long, short)
 
 
 def _excess(prompts: Prompts, most: int) -> list[int]:

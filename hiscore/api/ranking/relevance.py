@@ -16,12 +16,12 @@ from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.recipe import Recipe
-from hiscore.prompts.rerank import AROUND_A_PAIR, AnyPrompts, ClassifierPairs, RerankPrompts
+from hiscore.prompts.rerank import AnyPrompts, ClassifierPairs, RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
-from hiscore.prompts.truncation import NOTHING, CutPrompts, Truncation, cut_prompts
+from hiscore.prompts.truncation import NOTHING, CutPairs, CutPrompts, Truncation, cut_pairs, cut_prompts
 
-Made = TypeVar("Made", list[Prompts], CutPrompts)
+Made = TypeVar("Made", CutPairs, CutPrompts)
 # The logarithm of the smallest float32: a probability of 0 is one below it.
 MIN_LOG = math.log(2.0**-149)
 
@@ -160,33 +160,25 @@ class EncoderRanker(Ranker):
         super().__init__(models, limits, recipe=recipe)
         self._prompts = prompts
 
+    @property
+    def context_length(self) -> int:
+        """Tokens that a pair may have if it is cut to what the checkpoint was made for."""
+        return min(self._limits.context, self._prompts.longest)
+
     async def _rank(self, texts: RankedTexts, request_id: str) -> Ranking:
-        if texts.truncation.asked:
-            raise bad_request("this model's queries and documents are never cut: send shorter ones")
-        rows_of: dict[str, list[int]] = {}
-        for row, query in enumerate(texts.queries):
-            rows_of.setdefault(query, []).append(row)
-        documents = texts.documents
-        size = sum(map(len, rows_of)) + sum(map(len, documents)) + AROUND_A_PAIR * len(documents)
-
-        def make() -> list[Prompts]:
-            self._limits.check_characters(size)
-            return [
-                self._prompts.ids(query, [documents[row] for row in rows], texts.instruction)
-                for query, rows in rows_of.items()
-            ]
-
-        asked = await off_loop(partial(_made, make), size)
-        found = await asyncio.gather(*(self._by_logit(each, request_id) for each in asked))
-        logits = np.empty(len(documents))
-        for rows, ranking in zip(rows_of.values(), found, strict=True):
+        given = texts.queries, texts.documents, texts.instruction, texts.truncation
+        make = partial(cut_pairs, self._prompts, *given, self._limits)
+        pairs = await off_loop(partial(_made, make), sum(map(len, texts.documents)))
+        found = await asyncio.gather(*(self._by_logit(prompts, request_id) for _, prompts in pairs.prompts))
+        logits = np.empty(len(texts.documents))
+        for (rows, _), ranking in zip(pairs.prompts, found, strict=True):
             logits[rows] = ranking.logits
         return Ranking(
             _sigmoid(logits.tolist()),
             logits.tolist(),
             sum(ranking.prompt_tokens for ranking in found),
             sum(ranking.cached_tokens for ranking in found),
-            [False] * len(documents),
+            pairs.cut,
         )
 
 

@@ -233,6 +233,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         # As Google publishes Gemma 3: transformers' class knows its context.
         ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, None, DEFAULT_MAX_CONTEXT),
         ({"model_type": "qwen3_vl", "text_config": {"max_position_embeddings": 9_000}}, None, 9_000),
+        # RoBERTa's positions begin behind the pad's.
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}, None, 512),
+        ({"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 0}, None, 512),
     ],
 )
 def test_no_text_is_refused_early_that_the_models_would_take(
