@@ -7,8 +7,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from hiscore.api.chat.sampling import INT64_MAX, GenerationRequest, Sampling, of_choice
-from hiscore.api.http.errors import ApiError
+from hiscore.api.http.errors import ApiError, from_models
 from hiscore.decoding.requests.sampling_params import parse_sampling_params
+from hiscore_client import InvalidRequest
 from tests.client.faulty_server import FaultyServer
 from tests.support.api_bodies import MESSAGES
 
@@ -123,3 +124,22 @@ def test_the_models_take_all_stop_tokens_of_a_route_and_the_one_that_ends_a_turn
     ids = models.requests[-1].parameters["stop_token_ids"].string_param
     assert len(json.loads(ids)) == 1_025
     assert parse_sampling_params(json.dumps({"stop_token_ids": ids})).stop_token_ids >= set(range(1_024))
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "param"),
+    [
+        ({}, "parameter 'json_schema': bad", "response_format"),
+        ({"regex": "("}, "parameter 'regex': bad", "regex"),
+        ({"structured_outputs": {"regex": "("}}, "parameter 'regex': bad", "structured_outputs"),
+        (
+            {"structured_outputs": {"json": "{"}},
+            "parameters 'json_schema' and 'ignore_eos'",
+            "structured_outputs",
+        ),
+    ],
+)
+def test_a_refused_grammar_is_named_as_it_was_sent(given: dict[str, Any], said: str, param: str) -> None:
+    error = from_models(InvalidRequest(said), msgspec.convert(given, GenerationRequest).words)
+    assert error.param == param
+    assert f"'{param}'" in error.message
