@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from hiscore.checkpoint.errors import CheckpointError
 from hiscore.models.stored_config import MODELOPT
@@ -21,16 +22,13 @@ def check_directory(directory: Path) -> Path:
     """
     if not directory.is_dir():
         raise CheckpointError(f"'{directory}' is not a directory: MODEL names a Hugging Face style directory")
+    if (directory / ADAPTER).is_file():
+        raise CheckpointError(_adapter(directory))
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"'{directory}' has no config.json: is it a Hugging Face style checkpoint?")
     _check_json(directory / "config.json")
     if (directory / MODELOPT).is_file():
         _check_json(directory / MODELOPT)
-    if (directory / ADAPTER).is_file():
-        raise CheckpointError(
-            f"'{directory}' holds an adapter ('{ADAPTER}'): merge it into the weights (PEFT's "
-            "merge_and_unload, then save_pretrained), or remove the file if it is merged"
-        )
     try:
         files = weight_files(directory)
     except ValueError as error:
@@ -45,13 +43,26 @@ def check_directory(directory: Path) -> Path:
     return directory
 
 
-def _check_json(config: Path) -> None:
+def _check_json(file: Path) -> dict[str, Any]:
     try:
-        is_object = isinstance(json.loads(config.read_bytes()), dict)
+        config = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
-        raise CheckpointError(f"'{config}' is not a JSON object: copy it again")
+        config = None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"'{file}' is not a JSON object: copy it again")
+    return config
+
+
+def _adapter(directory: Path) -> str:
+    """Say of what model an adapter is, and what to do: transformers would load both."""
+    base = _check_json(directory / ADAPTER).get("base_model_name_or_path")
+    of = f" of '{base}'" if base else ""
+    merge = "merge it into the weights (PEFT's merge_and_unload, then save_pretrained)"
+    if (directory / "config.json").is_file():
+        return (
+            f"'{directory}' holds an adapter{of} ('{ADAPTER}'): {merge}, or remove the file if it is merged"
+        )
+    return f"'{directory}' is an adapter{of} ('{ADAPTER}'), without a model: {merge}, and set MODEL to that"
 
 
 def _no_weights(directory: Path) -> str:

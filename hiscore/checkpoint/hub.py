@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from hiscore.checkpoint.directory import ADAPTER
 from hiscore.checkpoint.errors import CheckpointError
 from hiscore.models.support import UNCONVERTED_TOKENIZERS
 
 # No *.py and no pickle files: neither is ever loaded.
 WANTED = [
     "config.json",
+    "adapter_config.json",
     "generation_config.json",
     "hf_quant_config.json",
     "*.safetensors",
@@ -55,7 +57,7 @@ def download(repository: str, *, progress: bool = True) -> Path:
             f"{type(error).__name__}: {reason}. Check the name and the network (HF_ENDPOINT, HF_TOKEN), or set "
             "MODEL to a local directory"
         ) from error
-    if not any(directory.glob("*.safetensors")):
+    if not any(directory.glob("*.safetensors")) and not (directory / ADAPTER).is_file():
         raise CheckpointError(
             f"'{repository}' has no safetensors weights on the hub; pickle weights are refused, since they "
             "can run code when loaded. Choose a repository with *.safetensors"

@@ -124,8 +124,8 @@ def cut_pairs(
             lengths = longest_first(*lengths, truncation.prompt - around)
         elif (length := sum(lengths) + around) > limits.context:
             raise TooMuchText(
-                f"query and document have {length} tokens: at most {limits.context} with this model; ask for "
-                "'truncate_prompt_tokens', -1: as many as fit (TEI and NIM: 'truncate'), to have them cut"
+                f"query and document have {length} tokens, and are cut where the request says so, by "
+                f"'truncate_prompt_tokens': -1 (TEI and NIM: 'truncate'): at most {limits.context} (MAX_CONTEXT)"
             )
         kept.append(ids[len(ids) - lengths[1] :] if truncation.left else ids[: lengths[1]])
         cut.append(lengths != (len(query_ids[query]), len(ids)))

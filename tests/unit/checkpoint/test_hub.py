@@ -104,6 +104,18 @@ def test_only_weights_and_tokenizer_are_fetched(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_repository_with_an_adapter_alone_is_named(tmp_path: Path) -> None:
+    files = {
+        "adapter_config.json": b'{"base_model_name_or_path": "org/base"}',
+        "adapter_model.bin": b"pickle",
+    }
+    with hub(files) as (endpoint, _):
+        done = resolve("org/name", endpoint, tmp_path)
+    assert done.returncode == 1
+    assert "is an adapter of 'org/base'" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_repository_with_pickle_alone_is_refused(tmp_path: Path) -> None:
     with hub({"config.json": b"{}", "pytorch_model.bin": b"pickle"}) as (endpoint, fetched):
         done = resolve("org/name", endpoint, tmp_path)

@@ -80,8 +80,17 @@ def test_weights_in_another_layout_are_named(name: str, says: str, checkpoint: P
 
 
 def test_an_adapter_that_is_not_merged_is_refused(checkpoint: Path) -> None:
-    (checkpoint / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"holds an adapter \('adapter_config\.json'\): merge it"):
+    """Beside a model and alone; it is named with the model that it belongs to."""
+    adapter = checkpoint / "adapter_config.json"
+    adapter.write_text("{}")
+    with pytest.raises(
+        CheckpointError, match=r"holds an adapter \('adapter_config\.json'\): merge it .* or remove"
+    ):
+        resolve(str(checkpoint))
+    adapter.write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
+    (checkpoint / "config.json").unlink()
+    (checkpoint / "model.safetensors").rename(checkpoint / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"is an adapter of 'org/base' .*, without a model: merge it"):
         resolve(str(checkpoint))
 
 

@@ -86,7 +86,7 @@ def test_what_is_too_long_names_what_to_ask_for(checkpoint: Path) -> None:
     cut(prompts, QUERY, [SHORT], Truncation())
     for truncation in (Truncation(), Truncation(document=CONTEXT)):
         with pytest.raises(
-            TooMuchText, match=rf"have \d+ tokens: at most {CONTEXT} .* 'truncate_prompt_tokens'"
+            TooMuchText, match=rf"'truncate_prompt_tokens'.*: at most {CONTEXT} \(MAX_CONTEXT\)$"
         ):
             cut(prompts, QUERY, [SHORT, LONG], truncation)
     with pytest.raises(TooMuchText, match="no room for a query and a document"):
