@@ -14,7 +14,7 @@ from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.loader import load_weights
 from hiscore.models.planned_weights import planned_bytes
 from hiscore.models.sharding import of_rank, share_of
-from hiscore.models.support import CheckpointFacts
+from hiscore.models.support import CheckpointFacts, read_eos_ids
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.rank import Leader, OneRank, Rank
 from hiscore.prefill.runner import make_runner
@@ -79,7 +79,13 @@ def load_decoder_scorer(
     """
     leader = leader or OneRank(use_device(device))
     on, ranks = leader.rank.device, leader.rank.shard.ranks
-    a, _ = read_architecture(checkpoint, max_context)
+    a, config = read_architecture(checkpoint, max_context)
+    if a.is_classifier and config.pad_token_id in read_eos_ids(checkpoint):
+        log.warning(
+            "the pad token of this classifier, %d, also ends texts: scores are read at the last token sent, "
+            "and transformers reads the last that is no pad. Send texts without it for transformers' scores",
+            config.pad_token_id,
+        )
     precision = pick_dtype(dtype, on, a.stored_in_fp8)
     warn_if_slow(precision, on)
     of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 
 class Truth:
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, skips_pads: bool = False) -> None:
         config = AutoConfig.from_pretrained(checkpoint)
         self.is_classifier = config.architectures[0].endswith("ForSequenceClassification")
         kind: Any = getattr(transformers, config.architectures[0])
@@ -20,8 +20,9 @@ class Truth:
             kind = AutoModelForSequenceClassification if self.is_classifier else AutoModelForCausalLM
         # Not SDPA: it silently drops Gemma 2's soft cap.
         self.model = kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
-        # With a pad id, transformers would skip trailing tokens that happen to have it.
-        self.model.config.get_text_config().pad_token_id = None
+        if not skips_pads:
+            # With a pad id, transformers skips trailing tokens that have it; a score is read at the last token.
+            self.model.config.get_text_config().pad_token_id = None
         self._known: dict[tuple[int, ...], np.ndarray] = {}
 
     @torch.inference_mode()

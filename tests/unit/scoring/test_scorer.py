@@ -24,7 +24,7 @@ from tests.support.comparison import INVARIANCE
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiers import first_of
-from tests.support.tiny_models import CONTEXT, FAMILIES, FIRST, VOCABULARY, WITHOUT_CLASSIFIER
+from tests.support.tiny_models import CONTEXT, FAMILIES, FIRST, VOCABULARY, WITHOUT_CLASSIFIER, make
 from tests.support.truth import Truth
 
 
@@ -61,6 +61,27 @@ def test_scores_equal_transformers_one_at_a_time(family: str, labels: int | None
                     check(scores, expected, options)
                 else:
                     assert scores.shape == (0, labels or len(LABELS))
+
+
+@pytest.mark.parametrize("pad", [2, 3])
+def test_a_classifier_is_read_at_the_last_token_and_pads_left_off_give_transformers_scores(
+    pad: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reward models of TRL have one token for the end of texts and the pad: transformers skips it, their author's
+    scores are those of the texts without it."""
+    checkpoint = make("llama", tmp_path, labels=1)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"pad_token_id": pad, "eos_token_id": 2}))
+    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
+    query, items, options = [5, 6, 7], [[8, 9], [10, pad, 11]], ScoreOptions()
+    ended = Tokens(query, [[*item, pad, pad] for item in items])
+    with_pads, without = score(scorer, [ended, Tokens(query, items)], options)
+    read_last, skipping = Truth(checkpoint), Truth(checkpoint, skips_pads=True)
+    check(with_pads, read_last.scores(query, ended.items), options)
+    check(without, skipping.scores(query, ended.items), options)
+    # The control: they are not the same.
+    assert np.abs(with_pads - without).min() > 1e-2
+    assert ("also ends texts" in caplog.text) == (pad == 2)
 
 
 def plain_causal(calls, budget: int, pages, longrope) -> Batch:
