@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
+from hiscore.checkpoint.gguf.bpe_tokenizer import build_tokenizer
 from tests.support import tiny_encoders, tiny_tokenizers
 
 CHARACTERS = {"\u00a0": " ", "\u3000": " ", "…": "...", "ﬁ": "fi", "①": "1", "Ｔ": "T", "Ｈ": "H", "Ｅ": "E"}
@@ -86,6 +88,26 @@ def unigram(
     return _around(backend, *ends, between)
 
 
+def of_gguf() -> Tokenizer:
+    """As a GGUF file is converted here."""
+    backend = tiny_tokenizers.smollm2()
+    added = backend.get_added_tokens_decoder()
+    return build_tokenizer(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "smollm",
+            "tokenizer.ggml.tokens": [backend.id_to_token(each) for each in range(backend.get_vocab_size())],
+            "tokenizer.ggml.merges": [
+                " ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]
+            ],
+            "tokenizer.ggml.token_type": [
+                TokenType.CONTROL if each in added else TokenType.NORMAL
+                for each in range(backend.get_vocab_size())
+            ],
+        }
+    )
+
+
 def phi3() -> Tokenizer:
     """Its marks take the white space behind them."""
     backend = tiny_tokenizers.llama2()
@@ -136,6 +158,10 @@ _ROBERTA = {**_S, "cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>",
 
 PUBLISHED: dict[str, Published] = {
     "SmolLM2, Granite: GPT2Tokenizer": Published(tiny_tokenizers.smollm2, "GPT2Tokenizer", "llama"),
+    "GGUF: PreTrainedTokenizerFast": Published(of_gguf, "PreTrainedTokenizerFast", "llama"),
+    "Falcon 3: LlamaTokenizer over byte-level BPE": Published(
+        tiny_tokenizers.smollm2, "LlamaTokenizer", "llama"
+    ),
     "Qwen3: Qwen2Tokenizer": Published(tiny_tokenizers.qwen2, "Qwen2Tokenizer", "qwen3"),
     "Llama 3, Nemo: PreTrainedTokenizerFast": Published(
         tiny_tokenizers.llama3, "PreTrainedTokenizerFast", "llama"

@@ -90,14 +90,11 @@ def reranked(loaded: Loaded, query: str, documents: list[str], template: Path) -
     return [[*prompts.query, *item] for item in prompts.items]
 
 
-def chatted(loaded: Loaded, text: str) -> list[int]:
+def chatted(loaded: Loaded, texts: list[str]) -> list[list[int]]:
     template = read_chat_template(loaded.directory)
     assert template is not None
-    return (
-        Conversations(loaded.directory, template, LIMITS)
-        .prompt([{"role": "user", "content": text}], None)
-        .ids
-    )
+    conversations = Conversations(loaded.directory, template, LIMITS)
+    return [conversations.prompt([{"role": "user", "content": text}], None).ids for text in texts]
 
 
 def completed(loaded: Loaded, text: str) -> list[int]:
@@ -126,7 +123,7 @@ def differing(loaded: Loaded, template: Path) -> list[tuple[str, str]]:
             "score": (more, scored(loaded, QUERY, more), with_special),
             "completions": (more, [completed(loaded, QUERY + item) for item in more], with_special),
             "rerank": (items, reranked(loaded, QUERY, items, template), bare),
-            "chat": (items, [chatted(loaded, QUERY + item) for item in items], bare),
+            "chat": (items, chatted(loaded, [QUERY + item for item in items]), bare),
         }
     return [
         (door, item)
@@ -152,7 +149,7 @@ def test_rerank_and_chat_agree_on_texts_that_spell_special_tokens(
     name: str, load: Callable[[str], Loaded], tmp_path: Path
 ) -> None:
     loaded = load(name)
-    as_text = [chatted(loaded, QUERY + text) for text in SPECIAL]
+    as_text = chatted(loaded, [QUERY + text for text in SPECIAL])
     assert reranked(loaded, QUERY, SPECIAL, tmp_path / "template") == as_text
     decoder = DetokenizerFactory(loaded.tokenizer.backend)
     texts = [decoder.decode(ids, False) for ids in as_text]
@@ -175,7 +172,7 @@ def test_a_start_that_finds_two_answers_says_so_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = {}
-    for number, name in enumerate([*REBUILT, *DECODERS[:3]]):
+    for number, name in enumerate([*REBUILT, *DECODERS[:1]]):
         caplog.clear()
         load_tokenizer(PUBLISHED[name].save(tmp_path / str(number)), PUBLISHED[name].is_encoder)
         said[name] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
