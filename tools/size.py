@@ -35,7 +35,7 @@ CEILINGS = {
     "hiscore/scoring": 3_100,
     "hiscore/server": 750,
     "hiscore/settings": 760,
-    "hiscore/tokenization": 1_230,
+    "hiscore/tokenization": 1_240,
 }
 """Lines of Python by folder, subfolders included."""
 DOCSTRING_PERCENT = 17

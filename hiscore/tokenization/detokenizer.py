@@ -9,6 +9,7 @@ decodes to replacement characters throughout if any part is invalid; here the ch
 since they have been sent.
 """
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from itertools import dropwhile, islice
 from typing import Literal
@@ -16,6 +17,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from hiscore.tokenization.panics import panics_raised
+from hiscore.tokenization.token_bytes import TokenBytes
 
 REPLACEMENT = "\ufffd"
 # A window grows to MAX_WINDOW tokens and is then cut to KEPT: at most 3 bytes wait for the rest of their
@@ -27,7 +29,7 @@ class DetokenizerFactory:
     """Makes detokenizers, and holds the facts about a fast tokenizer that all of them need."""
 
     def __init__(self, backend: Tokenizer) -> None:
-        self.backend = backend
+        self.backend, self.bytes_of = backend, TokenBytes(backend)
         self.special = {
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
         }
@@ -44,8 +46,7 @@ class DetokenizerFactory:
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens)
         with_text = (token for token in reversed(prompt) if not self.has_no_text(token, skip_special_tokens))
         end = list(islice(with_text, MAX_WINDOW))[::-1]
-        for token in dropwhile(self.continues, end):
-            detokenizer.push(token)
+        detokenizer.follow(list(dropwhile(self.continues, end)))
         return detokenizer
 
     def continues(self, token: int) -> bool:
@@ -72,6 +73,16 @@ class IncrementalDetokenizer:
         self._sent = 0  # characters of the window's text
         self._bytes: list[int] = []  # tokens that may become a character, behind the window
         self._broken = False  # the run of byte tokens has an invalid part
+
+    def follow(self, end: Sequence[int]) -> None:
+        """Begin behind the last tokens of a prompt, whose text was sent."""
+        for token in end:
+            self.push(token)
+        decoder = getincrementaldecoder("utf-8")("replace")
+        decoder.decode(b"".join(map(self._factory.bytes_of, end)))
+        # Held back like half a character, a replacement character may be one of the prompt's own.
+        if not decoder.getstate()[0]:
+            self._sent = len(self._factory.decode(self._window, self._skip))
 
     def push(self, token: int) -> str:
         """Return the text that one more token settles: whole characters, often none."""

@@ -238,6 +238,13 @@ def test_control_a_text_that_begins_anew_has_lost_a_space(name: str) -> None:
     assert len(second) == len(first) + 1
 
 
+@pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
+def test_a_replacement_character_of_the_prompt_is_not_sent_again(name: str) -> None:
+    ids = [TOKENIZERS[name].encode(text, add_special_tokens=False) for text in ("a\ufffd", "b")]
+    made = DECODERS[name].new(prompt=ids[0])
+    assert "".join([*map(made.push, ids[1]), made.flush()]) == "b"
+
+
 def test_a_prompt_may_end_within_a_character() -> None:
     name = "gemma's decoder"
     ids = TOKENIZERS[name].convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in "👩你".encode()])
