@@ -17,7 +17,7 @@ from hiscore.launcher import api
 from hiscore.launcher.api import Api
 from hiscore.launcher.arguments import check_variables, parse
 from hiscore.launcher.choice import choose
-from hiscore.launcher.early_checks import check_tls
+from hiscore.launcher.early_checks import check_files, check_tls
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.health import HealthServer
 from hiscore.launcher.make_interrupt import MakeInterrupt
@@ -70,6 +70,7 @@ def serve_api_alone(settings: ServeSettings, backend: str, make: MakeInterrupt) 
     if settings.api_port is None:
         raise LaunchError("API_BACKEND needs an API_PORT")
     check_tls(settings)
+    check_files(settings)
     directory = checkpoint.resolve(settings.model)
     models = [name for name in settings.models.split(",") if name] or servable(directory).models
     with Api(settings, directory, backend, models) as http_api:

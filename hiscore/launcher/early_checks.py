@@ -6,6 +6,7 @@ from pathlib import Path
 from hiscore.launcher.device_choice import choose_device, no_gpu, visible_gpus
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.ports import is_free
+from hiscore.prompts.families import FAMILIES
 from hiscore.settings import ServeSettings
 
 PORTS = ("http_port", "grpc_port", "metrics_port", "health_port", "api_port")
@@ -14,8 +15,18 @@ PORTS = ("http_port", "grpc_port", "metrics_port", "health_port", "api_port")
 def check_early(settings: ServeSettings) -> None:
     """Run every check that takes no time; raises `LaunchError`."""
     check_tls(settings)
+    check_files(settings)
     check_device(settings)
     check_ports(settings)
+
+
+def check_files(settings: ServeSettings) -> None:
+    """Refuse files of the HTTP API that are not there: it starts when the models have been loaded."""
+    for name in ("api_keys_file", "calibration", "prompt_template"):
+        given: Path | str | None = getattr(settings, name)
+        if given and given not in FAMILIES and not Path(given).is_file():
+            other = f" nor one of {', '.join(FAMILIES)}" if name == "prompt_template" else ""
+            raise LaunchError(f"{name.upper()} names {given}, which is not a file{other}")
 
 
 def check_device(settings: ServeSettings) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hiscore.launcher import device_choice, early_checks
-from hiscore.launcher.early_checks import check_device, check_early, check_ports, check_tls
+from hiscore.launcher.early_checks import check_device, check_early, check_files, check_ports, check_tls
 from hiscore.launcher.errors import LaunchError
 from hiscore.settings import ServeSettings
 from tests.support.certificates import make_ca, sign
@@ -30,6 +30,15 @@ def test_a_gpu_that_is_not_there_is_refused(gpu: list[str]) -> None:
     ):
         check_device(ServeSettings(device="cuda"))
     check_device(ServeSettings(device="auto"))
+
+
+@pytest.mark.parametrize("name", ["api_keys_file", "calibration", "prompt_template"])
+def test_a_file_of_the_api_that_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
+    check_files(ServeSettings(prompt_template="yes-no"))  # the control
+    (tmp_path / "here").write_text("")
+    check_files(ServeSettings(**{name: str(tmp_path / "here")}))
+    with pytest.raises(LaunchError, match=f"{name.upper()} names .*gone, which is not a file"):
+        check_early(ServeSettings(**{name: str(tmp_path / "gone")}))
 
 
 def test_fp8_needs_a_gpu(gpu: list[str]) -> None:
