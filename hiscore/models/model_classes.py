@@ -31,6 +31,7 @@ MODEL_CLASSES: dict[str, tuple[str, ...]] = {
         **{"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
         **{"electra": "Electra", "modernbert": "ModernBert", "deberta-v2": "DebertaV2"},
         **{"distilbert": "DistilBert", "albert": "Albert", "mpnet": "MPNet", "eurobert": "EuroBert"},
+        new="New",
     ),
     "gemma3": (f"Gemma3{TEXT_TOWER}", f"Gemma3{CLASSIFIER}"),
     "gemma3_text": (f"Gemma3{CAUSAL_LM}", f"Gemma3Text{CLASSIFIER}"),
