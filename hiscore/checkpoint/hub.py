@@ -24,9 +24,10 @@ WANTED = [
     "chat_template.json",
     "modules.json",
     "config_sentence_transformers.json",
+    "additional_chat_templates/*.jinja",
 ]
 # A pattern's * also matches slashes, and some repositories contain the weights again in another layout.
-UNWANTED = ["*/*", "consolidated*"]
+UNWANTED = ["*/*.safetensors*", "consolidated*"]
 
 
 def download(repository: str, *, progress: bool = True) -> Path:

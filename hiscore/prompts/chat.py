@@ -118,20 +118,32 @@ def render(template: Template, **variables: Any) -> TrackedText:
 
 def read_chat_template(checkpoint: Path, name: str = "default") -> ChatTemplate | None:
     """A checkpoint's chat template, or None if it has none of that name."""
-    config = read_json(checkpoint / "tokenizer_config.json")
-    file = checkpoint / "chat_template.jinja"
-    source = file.read_text() if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several, by name
-        source = {each["name"]: each["template"] for each in source}.get(name)
-    elif name != "default":
-        return None
+    source = _sources(checkpoint).get(name)
     return ChatTemplate(source, special_tokens(checkpoint)) if source else None
 
 
+def _sources(checkpoint: Path) -> dict[str, str]:
+    """Read all templates of a checkpoint by name, from where transformers reads them first."""
+    files = {path.stem: path for path in (checkpoint / "additional_chat_templates").glob("*.jinja")}
+    if (file := checkpoint / "chat_template.jinja").is_file():
+        files["default"] = file
+    if files:
+        return {name: path.read_text("utf-8") for name, path in files.items()}
+    # The second is that of a processor.
+    read = (read_json(checkpoint / name) for name in ("tokenizer_config.json", "chat_template.json"))
+    source: Any = next((given for config in read if (given := config.get("chat_template"))), {})
+    if isinstance(source, list):
+        return {each["name"]: each["template"] for each in source}
+    return source if isinstance(source, dict) else {"default": source}
+
+
 def special_tokens(checkpoint: Path) -> dict[str, TrackedText]:
-    """The special tokens that tokenizer_config.json names: ``bos_token`` and the like."""
+    """The special tokens that a tokenizer's files name: ``bos_token`` and the like."""
     tokens = {}
-    for name, value in read_json(checkpoint / "tokenizer_config.json").items():
+    config = read_json(checkpoint / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:  # as transformers has it
+        config |= read_json(checkpoint / "special_tokens_map.json")
+    for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = own(content)

@@ -17,6 +17,7 @@ import pytest
 from hiscore.checkpoint import published_name
 from tests.support.timeouts import TIMEOUT_S
 
+NAMED = "additional_chat_templates/tool_use.jinja"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
     "config.json": b"{}",
@@ -25,6 +26,7 @@ FILES = {
     "chat_template.jinja": b"{{ messages }}",
     "modules.json": b"[]",
     "1_LogitScore/config.json": b"{}",
+    NAMED: b"{{ tools }}",
     "pytorch_model.bin": b"pickle",
     "modeling_custom.py": b"raise SystemExit",
     "README.md": b"hello",
@@ -95,7 +97,14 @@ def test_only_weights_and_tokenizer_are_fetched(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         directory = Path(done.stdout.strip())
         assert published_name(directory) == "org/name"
-        wanted = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "modules.json"}
+        wanted = {
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "chat_template.jinja",
+            "modules.json",
+            NAMED,
+        }
         assert {str(f.relative_to(directory)) for f in directory.rglob("*") if f.is_file()} == wanted
         assert sorted(fetched) == sorted(wanted)
         assert (directory / "model.safetensors").read_bytes() == b"weights"

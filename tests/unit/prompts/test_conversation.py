@@ -161,20 +161,51 @@ def test_a_prompt_says_whether_reasoning_has_begun(tmp_path: Path) -> None:
     assert len(qwen.prompt(messages, None, enable_thinking=False).ids) > len(qwen.prompt(messages, None).ids)
 
 
-def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+PLAIN, WITH = "plain{{ bos_token }}{{ messages[0].content }}", "with{{ tools | length }}"
+NAMED = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": WITH}]
+JINJA, JSON, MORE = "chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja"
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "expected"),
+    [
+        (PLAIN, {}, ("plain<s>x", "plain<s>x")),
+        (NAMED, {}, ("plain<s>x", "with1")),
+        (None, {JINJA: PLAIN}, ("plain<s>x", "plain<s>x")),
+        (None, {JINJA: PLAIN, MORE: WITH}, ("plain<s>x", "with1")),
+        # A file hides all that the config has.
+        (NAMED, {JINJA: "file"}, ("file", "file")),
+        (PLAIN, {JSON: json.dumps({"chat_template": "json"})}, ("plain<s>x", "plain<s>x")),
+        # That of a processor, which a tokenizer alone does not read.
+        (None, {JSON: json.dumps({"chat_template": PLAIN})}, ("plain<s>x", "plain<s>x")),
+    ],
+)
+def test_templates_are_found_where_transformers_finds_them(
+    config: Any, files: dict[str, str], expected: tuple[str, str], tmp_path: Path
+) -> None:
     checkpoint = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
     path = checkpoint / "tokenizer_config.json"
-    templates = [
-        {"name": "default", "template": "plain{{ messages[0].content }}"},
-        {"name": "tool_use", "template": "with{{ tools }}"},
-    ]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": templates}))
+    given = json.loads(path.read_text()) | ({"chat_template": config} if config else {})
+    # As older checkpoints name special tokens.
+    assert "added_tokens_decoder" not in given
+    path.write_text(json.dumps(given))
+    (checkpoint / "special_tokens_map.json").write_text('{"bos_token": {"content": "<s>"}}')
+    (checkpoint / MORE).parent.mkdir()
+    for name, text in files.items():
+        (checkpoint / name).write_text(text)
     template = read_chat_template(checkpoint)
-    assert template
-    made = Conversations(checkpoint, template, LIMITS)
     reference = AutoTokenizer.from_pretrained(checkpoint)
-    assert reference.decode(made.prompt([{"role": "user", "content": "x"}], None).ids) == "plainx"
-    assert reference.decode(made.prompt([], [TOOL]).ids).startswith("with[")
+    messages = [{"role": "user", "content": "x"}]
+    assert template
+    for tools, text in zip((None, [TOOL]), expected, strict=True):
+        made = Conversations(checkpoint, template, LIMITS).prompt(messages, tools)
+        assert reference.decode(made.ids) == text
+        if config or JSON not in files:
+            assert reference.apply_chat_template(messages, tools=tools, tokenize=False) == text
+
+
+def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
     with pytest.raises(PromptError, match="empty"):
         conversations(checkpoint, "{{ '' }}").prompt([], None)
 
