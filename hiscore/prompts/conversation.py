@@ -21,10 +21,14 @@ PROBE = "The answer."
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation as `decode` takes it; with `reasoning` the prompt ends within the model's reasoning."""
+    """A conversation as `decode` takes it.
+
+    Attributes:
+        reasoning: The prompt ends within the model's reasoning; None: behind it, so that there is no more.
+    """
 
     ids: list[int]
-    reasoning: bool
+    reasoning: bool | None
 
 
 class Conversations:
@@ -79,7 +83,8 @@ class Conversations:
         (ids,) = self.tokenizer.encode([text])
         if not ids:
             raise PromptError("the messages become an empty prompt")
-        return ChatPrompt(ids, opens_reasoning(text))
+        ended = text.rstrip().ends_with_own(END_OF_REASONING)
+        return ChatPrompt(ids, None if ended else opens_reasoning(text))
 
     def _takes_parts(self) -> bool:
         parts = [{"type": "text", "text": PROBE}]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
@@ -35,14 +36,18 @@ TOOLS = [
     }
     for name in NAMES
 ]
-BODY = {"messages": MESSAGES, "tools": TOOLS, "temperature": 1, "seed": 1, "max_tokens": 200}
+# A model with random weights would begin to reason, and hardly ever end.
+AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
+BODY = {"messages": MESSAGES, "tools": TOOLS, "temperature": 1, "seed": 1, "max_tokens": 200, **AT_ONCE}
+MARKS = "<think>", "</think>"
 
 
 @pytest.fixture(scope="module")
 def decode(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
     directory = tiny_models.make("llama", tmp_path_factory.mktemp("tiny-tools"))
-    (directory / "chat_template.jinja").write_text(chat_templates.QWEN3)
-    tokenizer = tiny_tokenizers.train(tiny_tokenizers.smollm2(), tiny_models.VOCABULARY)
+    (directory / "chat_template.jinja").write_text(chat_templates.QWEN3 + "{% if open %}<think>\n{% endif %}")
+    tokenizer = tiny_tokenizers.train(tiny_tokenizers.smollm2(), tiny_models.VOCABULARY - len(MARKS))
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     return start_server(tiny_tokenizers.save(tokenizer, directory), models="decode")
 
 
@@ -102,21 +107,58 @@ def test_a_call_is_found_in_a_text(api: Api) -> None:
     check([made for each in chunks for made in each["delta"].get("tool_calls", [])], ("look",))
 
 
-def test_reasoning_is_told_apart(api: Api) -> None:
+FORMS: dict[str, tuple[dict[str, Any], str]] = {
+    "a schema": (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"enum": ["Yes."]}},
+            }
+        },
+        '"Yes."',
+    ),
+    "an expression": ({"regex": r"Yes\."}, "Yes."),
+    "a choice": ({"structured_outputs": {"choice": ["Yes."]}}, "Yes."),
+    "a stop": ({"regex": r"Yes\. No", "stop": "o"}, "Yes. N"),
+    "a call": ({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}, ""),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_confines_an_answer_leaves_its_reasoning_alone(
+    api: Api, decode: Server, form: str, begun: bool
+) -> None:
+    wishes, content = FORMS[form]
+    begin, end = 498, 499
+    # The end is likely enough to come, and so is "o" before it.
+    bias = {end: 3.5} if begun else {begin: 100, end: 3.5}
     body = {
         "messages": MESSAGES,
-        "regex": r"<think>\nA fruit\?\n</think>\n\nYes",
-        "temperature": 0,
-        "max_tokens": 60,
+        "temperature": 1,
+        "seed": 5,
+        "max_tokens": 400,
+        "logit_bias": bias,
+        **wishes,
     }
+    body["chat_template_kwargs"] = {"open": begun}
     (answer,) = call(api, CHAT, body).json["choices"]
-    assert answer["message"]["reasoning_content"] == "A fruit?"
-    assert answer["message"]["content"] == "Yes"
+    message = answer["message"]
+    assert "o" in message["reasoning_content"]
+    assert not any(mark in message["reasoning_content"] for mark in MARKS)
     chunks = [choice["delta"] for each in all_events(api, CHAT, **body) for choice in each["choices"]]
-    assert "".join(each.get("reasoning_content", "") for each in chunks) == "A fruit?"
-    assert "".join(each.get("content", "") for each in chunks) == "Yes"
-    (whole,) = call(api, CHAT, {**body, "separate_reasoning": False}).json["choices"]
-    assert whole["message"]["content"] == "<think>\nA fruit?\n</think>\n\nYes"
+    assert "".join(each.get("reasoning_content", "") for each in chunks) == message["reasoning_content"]
+    if form == "a call":
+        assert answer["finish_reason"] == "tool_calls"
+        check(message["tool_calls"], NAMES)
+        return
+    assert (message["content"], answer["finish_reason"]) == (content, "stop")
+    assert "".join(each.get("content", "") for each in chunks) == content
+    # The control: at once, with the reasoning switched off or not told apart.
+    for other in (AT_ONCE, {"separate_reasoning": False}):
+        (answer,) = call(api, CHAT, {**body, **other}).json["choices"]
+        assert answer["message"]["content"] == content
+        assert "reasoning_content" not in answer["message"]
 
 
 def test_a_forced_text_may_spell_the_end(api: Api) -> None:
@@ -126,6 +168,7 @@ def test_a_forced_text_may_spell_the_end(api: Api) -> None:
         "structured_outputs": {"choice": [text]},
         "temperature": 0,
         "max_tokens": 60,
+        **AT_ONCE,
     }
     (answer,) = call(api, CHAT, body).json["choices"]
     assert (answer["message"]["content"], answer["finish_reason"]) == (text, "stop")

@@ -1,5 +1,6 @@
 """``/v1/chat/completions``: the next message of a conversation, in OpenAI's body."""
 
+import json
 import time
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, cast
@@ -20,9 +21,12 @@ from hiscore.api.wire import SOME, Ignored
 from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.conversation import ChatPrompt, Conversations
+from hiscore.prompts.reasoning import BEGIN, END
 from hiscore.prompts.token_limits import TooMuchText
 
 ROUTE = "/v1/chat/completions"
+# Parameters that hold for an answer, and not for the reasoning before it.
+ONLY_ANSWER = {"stop", "json_schema", "regex", "ebnf"}
 NOT_FOR_TEMPLATES = {"messages", "tools", "template", "self"}
 
 
@@ -93,15 +97,17 @@ class Chat:
         parameters |= _further(request, use, self._conversations)
         if use.grammar is not None:
             parameters = _confined(parameters, use.grammar, request)
+        tells_reasoning = self._conversations.reasons and request.separate_reasoning is not False
+        if tells_reasoning and prompt.reasoning is not None and ONLY_ANSWER & parameters.keys():
+            parameters["reasoning"] = json.dumps([END] if prompt.reasoning else [BEGIN, END])
         words = {**request.words, **use.words}
         generations = Generations(
             self._generator.models, [prompt.ids], request.choices, parameters, request_id, times, words
         )
-        tells_reasoning = self._conversations.reasons and request.separate_reasoning is not False
         answers = [
             ChatAnswer(
                 index,
-                prompt.reasoning if tells_reasoning and use.grammar is None else None,
+                bool(prompt.reasoning) if tells_reasoning else None,
                 use.format,
                 parallel,
                 self._generator.logprobs if request.logprobs else None,

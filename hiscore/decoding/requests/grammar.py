@@ -96,8 +96,29 @@ class GrammarCompiler:
             raise RequestError(f"parameter '{name}': {_shortened(str(error))}") from None
         if params.ebnf:  # it may name tokens, and llguidance does not know their names
             source = TOKEN_NAME.sub(self._by_id, source)
+        if params.reasoning:
+            source = self._behind_reasoning(source, *params.reasoning)
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**self._limits))
         return GrammarMatcher(matcher, -(-self._vocab_size // 32), name)
+
+    def _behind_reasoning(self, source: str, *marks: str) -> str:
+        """Let a grammar hold behind the last mark; without the first of two, it holds for the whole text."""
+        answer = json.loads(source) if source.startswith("{") else {"grammars": [{"lark_grammar": source}]}
+        answer["grammars"][0]["name"] = "answer"
+        *begin, end = marks
+        known = re.escape(end).replace("/", r"\/")
+        # A token is no text, and a text may end in the middle of a token.
+        reasoning = (
+            f"reasoning: TEXT <[{self._ids[end]}]>\nTEXT: /(.|\\n)*/ & ~/(.|\\n)*{known}(.|\\n)*/"
+            if end in self._ids
+            else f"reasoning[lazy]: /(.|\\n)*{known}/"
+        )
+        first = " ".join(
+            f"<[{self._ids[mark]}]>" if mark in self._ids else json.dumps(mark) for mark in begin
+        )
+        start = f"start: ({first} reasoning SPACE){'?' if begin else ''} @answer"
+        outer = f"{start}\n{reasoning}\nSPACE: /[ \\t\\r\\n]*/"
+        return json.dumps({**answer, "grammars": [{"lark_grammar": outer}, *answer["grammars"]]})
 
     def _by_id(self, found: re.Match[str]) -> str:
         return f"<[{self._ids[found[1]]}]>" if found[1] in self._ids else found[0]

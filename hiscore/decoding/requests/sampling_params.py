@@ -47,6 +47,8 @@ class SamplingParams:
         add_special_tokens: False: `text_input` is encoded as it stands.
         include_stop_str_in_output: The stop string that ends the text is part of it.
         skip_special_tokens: False: special tokens have text, too.
+        reasoning: Marks around a model's reasoning, or the last alone if the prompt has begun it. Stop strings and
+            a grammar hold for what follows.
         json_schema: Schema of the JSON that the text must be; empty: none. So are `regex` and `ebnf`.
     """
 
@@ -71,6 +73,7 @@ class SamplingParams:
     add_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    reasoning: tuple[str, ...] = ()
     json_schema: str = ""
     regex: str = ""
     ebnf: str = ""
@@ -107,6 +110,7 @@ def parse_sampling_params(parameters: str, defaults: SamplingParams = NO_DEFAULT
         seed=integer("seed", given.get("seed", secrets.randbits(63)), -(2**63), 2**63 - 1),
         ignore_eos=switch("ignore_eos"),
         stop=strings("stop", given.get("stop", "[]")),
+        reasoning=strings("reasoning", given.get("reasoning", "[]")),
         stop_token_ids=ids("stop_token_ids", given.get("stop_token_ids", "[]")),
         sparse=switch("sparse"),
         min_p=between("min_p", value("min_p"), 0, 1),
@@ -131,6 +135,8 @@ def _check_together(params: SamplingParams) -> None:
         raise RequestError(
             f"parameter 'min_tokens' must be at most 'max_tokens', {params.max_tokens}, not {params.min_tokens}"
         )
+    if len(params.reasoning) > 2:
+        raise RequestError(f"parameter 'reasoning' has {len(params.reasoning)} entries: at most 2")
     grammars = [name for name in GRAMMARS if getattr(params, name)]
     if len(grammars) > 1:
         raise RequestError(f"parameters '{grammars[0]}' and '{grammars[1]}' exclude each other")

@@ -92,6 +92,46 @@ class StopStrings:
                 states.append(child)
 
 
+class AnswerStops:
+    """Stop strings that hold for a model's answer, and not for its reasoning, which may come first.
+
+    `marks` are those around the reasoning, or its end alone if it has begun; none: everything is the answer.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool = False, marks: Sequence[str] = ()) -> None:
+        self._answer = StopStrings(stops, include)
+        self._begin, self._held = "".join(marks[:-1]), ""
+        # Without stop strings, it makes no difference.
+        self._reasoning = StopStrings(marks[-1:], include=True) if stops and marks else None
+
+    @property
+    def matched(self) -> str:
+        return self._answer.matched
+
+    def push(self, text: str, may_stop: bool = True, last: bool = False) -> tuple[str, bool]:
+        """As `StopStrings.push`, with the reasoning; after the `last` text, nothing may turn out to begin it."""
+        if self._reasoning is None:
+            return self._answer.push(text, may_stop)
+        text, self._held = self._held + text, ""
+        start = text.lstrip()[: len(self._begin)]
+        if start != self._begin:
+            if self._begin.startswith(start) and not last:
+                self._held = text
+                return "", False
+            self._reasoning = None
+            return self._answer.push(text, may_stop)
+        self._begin = ""
+        text, ended = self._reasoning.push(text)
+        if not ended:
+            return text, False
+        behind, self._reasoning = self._reasoning.flush(), None
+        answer, stopped = self._answer.push(behind, may_stop)
+        return text + answer, stopped
+
+    def flush(self) -> str:
+        return (self._reasoning.flush() if self._reasoning else "") + self._answer.flush()
+
+
 class StopChecker:
     """Turns one sequence's tokens into text, none without a detokenizer, and finds the reason to end."""
 
@@ -101,7 +141,7 @@ class StopChecker:
         self.end_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_ids
         self._tokens_left = params.max_tokens
         self._free_tokens = params.min_tokens
-        self._stop_strings = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._stop_strings = AnswerStops(params.stop, params.include_stop_str_in_output, params.reasoning)
         self._detokenizer = detokenizer
 
     def append(self, token: int) -> NewText:
@@ -131,7 +171,7 @@ class StopChecker:
 
     def _flush(self) -> tuple[str, bool]:
         text, stopped = (
-            self._stop_strings.push(self._detokenizer.flush(), self._free_tokens < 0)
+            self._stop_strings.push(self._detokenizer.flush(), self._free_tokens < 0, last=True)
             if self._detokenizer
             else ("", False)
         )

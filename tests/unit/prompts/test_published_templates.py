@@ -129,7 +129,8 @@ def test_it_has_the_ids_that_transformers_gives(published: Published, history: s
         return
     found = published.conversations.prompt(messages, wishes.get("tools"), **variables)
     assert found.ids == published.ids(text)
-    assert found.reasoning == text.rstrip().endswith("<think>")
+    assert bool(found.reasoning) == text.rstrip().endswith("<think>")
+    assert (found.reasoning is None) == text.rstrip().endswith("</think>")
 
 
 def as_deepseek_has_it(message: dict[str, Any]) -> dict[str, Any]:

@@ -227,6 +227,51 @@ def test_a_lark_grammar_may_name_an_added_token(tagged: TextTokenizer) -> None:
     assert generated(tagged, params, 1, grammar) == f"{THINK}a{THINK}b{THINK}"
 
 
+END = "</think>"
+
+
+@pytest.mark.parametrize("tokens", [(), (THINK,), (THINK, END)])
+@pytest.mark.parametrize(
+    ("marks", "text", "fits"),
+    [
+        ((END,), f'\nhm {{}} "no"<b>\n{END}\n\n"yes"', True),
+        ((END,), f'{END}"yes"', True),
+        ((END,), '"yes"', False),
+        ((END,), f"hm{END}no", False),
+        ((END,), f'hm{END}{END}"yes"', False),
+        ((THINK, END), f'{THINK}\nhm{END}\n\n"yes"', True),
+        ((THINK, END), '"yes"', True),
+        ((THINK, END), f'hm{END}"yes"', False),
+        ((THINK, END), f'{THINK}hm "yes"', False),
+    ],
+)
+def test_a_grammar_holds_behind_the_reasoning(
+    tokens: tuple[str, ...], marks: tuple[str, ...], text: str, fits: bool, tmp_path: Path
+) -> None:
+    """Whether its marks are tokens or text, which tokens may share with what comes before and behind."""
+    backend = tokenizer_of("smollm2")
+    backend.add_tokens([AddedToken(each, normalized=False) for each in tokens])
+    tokenizer = load_tokenizer(tiny_tokenizers.save(backend, tmp_path))
+    ids = backend.encode(text, add_special_tokens=False).ids
+    grammars = {
+        "json_schema": '{"const": "yes"}',
+        "regex": '"yes"',
+        "ebnf": 'start: QUOTE "yes" QUOTE\nQUOTE: "\\""',
+    }
+    for kind, source in grammars.items():
+        params = SamplingParams(reasoning=marks, **{kind: source})  # type: ignore[arg-type]
+        grammar = compiler(tokenizer).compile(params)
+        assert grammar
+        mask = grammar.mask()
+        for number in [*ids, eos_of(tokenizer)]:
+            if not (mask[number // 32] >> (number % 32)) & 1:
+                assert not fits, (kind, backend.id_to_token(number))
+                break
+            mask = grammar.advance(number)
+        else:
+            assert fits, kind
+
+
 def test_without_a_grammar_there_is_none(tokenizer: TextTokenizer) -> None:
     assert compiler(tokenizer).compile(SamplingParams()) is None
 

@@ -24,9 +24,11 @@ def test_every_parameter_is_read() -> None:
         "frequency_penalty": 2, "min_tokens": 3, "logprobs": 20, "stream": False, "add_special_tokens": False,
         "include_stop_str_in_output": True, "skip_special_tokens": False, "cache_salt": "a caller",
     }  # fmt: skip
-    texts = {"stop": '["\\n", "ü"]', "stop_token_ids": "[5, 0, 5]", "logit_bias": '{"17": -100, "0": 1.5}'}
+    texts = {"stop": '["\\n", "ü"]', "stop_token_ids": "[5, 0, 5]", "logit_bias": '{"17": -100, "0": 1.5}',
+             "reasoning": '["<a>", "</a>"]'}  # fmt: skip
     read = {
-        "stop": ("\n", "ü"), "stop_token_ids": frozenset({0, 5}), "logit_bias": ((17, -100.0), (0, 1.5)),
+        "stop": ("\n", "ü"), "reasoning": ("<a>", "</a>"), "stop_token_ids": frozenset({0, 5}),
+        "logit_bias": ((17, -100.0), (0, 1.5)),
     }  # fmt: skip
     grammars = {"json_schema": "{}", "regex": "a", "ebnf": 'root ::= "a"'}
     for name, grammar in grammars.items():
@@ -135,6 +137,7 @@ def test_without_a_seed_each_request_gets_its_own() -> None:
         ({"regex": "a", "ebnf": "b"}, "parameters 'regex' and 'ebnf' exclude each other"),
         ({"regex": "a", "ignore_eos": True}, "parameters 'regex' and 'ignore_eos' exclude each other"),
         ({"json_schema": "{}", "min_tokens": 1}, "parameters 'json_schema' and 'min_tokens' exclude"),
+        ({"reasoning": '["a", "b", "c"]'}, "'reasoning' has 3 entries: at most 2"),
         ({"stop_token_ids": "[1.0]"}, "'stop_token_ids' holds 1.0: not a token id"),
         ({"stop_token_ids": "[true]"}, "'stop_token_ids' holds True: not a token id"),
         ({"stop_token_ids": "[-1]"}, "'stop_token_ids' holds -1: not a token id"),

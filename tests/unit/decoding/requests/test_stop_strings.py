@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.stop_strings import NewText, StopChecker, StopStrings
+from hiscore.decoding.requests.stop_strings import AnswerStops, NewText, StopChecker, StopStrings
 from tests.support.examples import has_example
 
 # Few letters, so that stop strings overlap with themselves and each other.
@@ -95,6 +95,28 @@ def test_control_the_automaton_needs_its_fallbacks(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(StopStrings, "_link", no_fallbacks)
     assert has_example(st.tuples(STOPS, PIECES), lambda case: not is_right(sent_by, *case))
+
+
+@pytest.mark.parametrize("marks", [(">>",), ("<<", ">>")])
+@given(
+    st.lists(st.text("a<> ", min_size=1, max_size=4), max_size=8),
+    st.lists(st.text("a<>", min_size=1, max_size=3)),
+)
+def test_stop_strings_hold_for_the_answer_and_not_for_reasoning(
+    marks: Sequence[str], pieces: list[str], stops: list[str]
+) -> None:
+    strings = AnswerStops(stops, marks=marks)
+    sent, found = "", False
+    for piece in [*pieces, ""]:
+        if not found:
+            text, found = strings.push(piece, last=not piece)
+            sent += text
+    sent += "" if found else strings.flush()
+    text = "".join(pieces)
+    reasons = len(marks) == 1 or text.lstrip().startswith("<<")
+    before, mark, behind = text.partition(">>") if reasons else ("", "", text)
+    expected = before + mark + ("".join(sent_by(stops, [behind])[0]) if mark or not reasons else "")
+    assert (sent, found) == (expected, sent_by(stops, [behind])[1])
 
 
 class Letters:
