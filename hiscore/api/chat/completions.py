@@ -1,6 +1,7 @@
 """``/v1/completions``: text that goes on from a prompt, in OpenAI's body."""
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Literal, cast
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from hiscore.api.chat.generation import Generations, Generator
-from hiscore.api.chat.logprobs import TextLogprobs
+from hiscore.api.chat.logprobs import TextLogprobs, TextOffsets
 from hiscore.api.chat.sampling import MAX_CHOICES, GenerationRequest
 from hiscore.api.http.errors import bad_request
 from hiscore.api.http.events import EventStream, started
@@ -87,13 +88,12 @@ class Completions:
 
     async def _choices(self, generations: Generations) -> AsyncGenerator[CompletionChoice, None]:
         """Yield the parts of all choices as they come."""
-        lengths: dict[int, int] = {}
+        offsets: dict[int, TextOffsets] = defaultdict(TextOffsets)
         async with aclosing(generations.chunks()) as chunks:
             async for index, chunk in chunks:
                 logprobs = None
                 if self._generator.logprobs and chunk.logprobs:
-                    logprobs = self._generator.logprobs.of_text(chunk, lengths.get(index, 0))
-                    lengths[index] = lengths.get(index, 0) + sum(map(len, logprobs.tokens))
+                    logprobs = self._generator.logprobs.of_text(chunk, offsets[index])
                 yield CompletionChoice(index, chunk.text, logprobs, chunk.finish_reason or None)
 
 

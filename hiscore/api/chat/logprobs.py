@@ -1,5 +1,7 @@
 """Log-probabilities of generated tokens, in the shapes of chat and of completions."""
 
+import codecs
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,11 +47,32 @@ class TextLogprobs(msgspec.Struct):
     text_offset: list[int]
 
 
+class TextOffsets:
+    """Counts the characters of a completion before each of its tokens, to a part of a character: before that."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = self._sent = 0
+
+    def of(self, tokens: Sequence[bytes], chunk: Chunk) -> list[int]:
+        """Count up to each of a chunk's tokens, but not beyond the end of the text, which may be cut at a stop."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._characters)
+            self._characters += len(self._decoder.decode(token))
+        self._sent += len(chunk.text)
+        return [min(each, self._sent) for each in offsets] if chunk.finish_reason else offsets
+
+
 class LogprobsReader:
     """Reads log-probabilities off the chunks of `decode`; the checkpoint's tokenizer names the tokens."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._bytes = TokenBytes(read_backend(checkpoint))
+        tokenizer = read_backend(checkpoint)
+        self._bytes = TokenBytes(tokenizer)
+        self._special = {
+            number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
 
     def of_chat(self, chunk: Chunk) -> ChatLogprobs:
         """Read a chunk's log-probabilities, without the token that ended it, which has no text."""
@@ -64,18 +87,19 @@ class LogprobsReader:
         by_token = chunk.finish_reason == "stop" and not chunk.matched_stop
         return ChatLogprobs(read[:-1] if by_token else read)
 
-    def of_text(self, chunk: Chunk, offset: int) -> TextLogprobs:
-        """Read a chunk's log-probabilities; `offset` counts the characters of the text before it."""
+    def of_text(self, chunk: Chunk, offsets: TextOffsets) -> TextLogprobs:
+        """Read a chunk's log-probabilities; `offsets` has read the chunks before it."""
         read = self.of_chat(chunk).content
-        offsets = []
-        for each in read:
-            offsets.append(offset)
-            offset += len(each.token)
+        # Special tokens have no text in a completion.
+        written = [
+            b"" if token in self._special else bytes(each.bytes)
+            for token, each in zip(chunk.token_ids, read, strict=False)
+        ]
         return TextLogprobs(
-            [each.token for each in read],
+            [_text(each) for each in read],
             [each.logprob for each in read],
             [_by_text(each) for each in read],
-            offsets,
+            offsets.of(written, chunk),
         )
 
     def _named(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
@@ -84,11 +108,17 @@ class LogprobsReader:
 
 
 def _by_text(generated: TokenLogprob) -> dict[str, float]:
-    """A token and its alternatives; of several with the same text, such as parts of characters, the likeliest."""
-    named = {generated.token: generated.logprob}
+    """A token and its alternatives; of several with the same text the likeliest."""
+    named = {_text(generated): generated.logprob}
     for each in generated.top_logprobs:
-        named.setdefault(each.token, each.logprob)
+        named.setdefault(_text(each), each.logprob)
     return named
+
+
+def _text(token: TokenLogprob | Alternative) -> str:
+    """Return a token's text or, as OpenAI writes parts of characters, its bytes."""
+    content = bytes(token.bytes)
+    return token.token if content == token.token.encode() else f"bytes:{str(content)[2:-1]}"
 
 
 def _pairs(ids: list[int], values: list[float]) -> list[tuple[int, float]]:
