@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
+from hiscore.tokenization.file import read_backend
 from tests.server.api import api_of, call
 from tests.server.conftest import StartServer
 from tests.server.sse import all_events
@@ -119,7 +120,7 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an expression": ({"regex": r"Yes\."}, "Yes."),
     "a choice": ({"structured_outputs": {"choice": ["Yes."]}}, "Yes."),
-    "a stop": ({"regex": r"Yes\. No", "stop": "o"}, "Yes. N"),
+    "a stop": ({"regex": r"Yes\.", "stop": "e"}, "Y"),
     "a call": ({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}, ""),
 }
 
@@ -130,9 +131,10 @@ def test_what_confines_an_answer_leaves_its_reasoning_alone(
     api: Api, decode: Server, form: str, begun: bool
 ) -> None:
     wishes, content = FORMS[form]
-    begin, end = 498, 499
-    # The end is likely enough to come, and so is "o" before it.
-    bias = {end: 3.5} if begun else {begin: 100, end: 3.5}
+    # The end of the reasoning is likely enough to come, and so is "e" before it.
+    tokenizer = read_backend(decode.checkpoint)
+    letter, begin, end = map(tokenizer.token_to_id, ("e", *MARKS))
+    bias = {letter: 6.5, end: 3.5} if begun else {begin: 100, letter: 6.5, end: 3.5}
     body = {
         "messages": MESSAGES,
         "temperature": 1,
@@ -144,7 +146,7 @@ def test_what_confines_an_answer_leaves_its_reasoning_alone(
     body["chat_template_kwargs"] = {"open": begun}
     (answer,) = call(api, CHAT, body).json["choices"]
     message = answer["message"]
-    assert "o" in message["reasoning_content"]
+    assert "e" in message["reasoning_content"]
     assert not any(mark in message["reasoning_content"] for mark in MARKS)
     chunks = [choice["delta"] for each in all_events(api, CHAT, **body) for choice in each["choices"]]
     assert "".join(each.get("reasoning_content", "") for each in chunks) == message["reasoning_content"]

@@ -1,7 +1,10 @@
 """``/v1/chat/completions``: fields of other servers that change nothing as they stand by default."""
 
 import json
+import shutil
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from hiscore.api.http.encoding import LARGE_CHARACTERS
 from hiscore.prompts.conversation import ChatPrompt, Conversations
 from tests.client.faulty_server import FaultyServer
 from tests.support.api_bodies import MESSAGES
+from tests.support.chat_templates import CHATML
 
 ROUTE = "/v1/chat/completions"
 BY_DEFAULT: dict[str, Any] = {
@@ -67,6 +71,48 @@ def test_thinking_is_told_the_template(
     monkeypatch.setattr(Conversations, "prompt", prompt)
     assert client.post(ROUTE, json={"messages": MESSAGES, **given}).status_code == 200
     assert seen == [expected]
+
+
+AN_ANSWER: list[dict[str, Any]] = [
+    {"stop": "a"},
+    {"regex": "a"},
+    {"ebnf": 'root ::= "a"'},
+    {"response_format": {"type": "json_object"}},
+    {"structured_outputs": {"choice": ["a"]}},
+    {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+]
+
+
+@pytest.mark.parametrize(
+    ("ending", "separate", "marks"),
+    [
+        ("{# </think> #}<think>\n", True, ["</think>"]),
+        ("{# </think> #}", True, ["<think>", "</think>"]),
+        # There is no reasoning to come, or none to be told apart.
+        ("<think>\n\n</think>\n\n", True, None),
+        ("{# </think> #}<think>\n", False, None),
+        ("", True, None),
+    ],
+)
+def test_what_holds_for_an_answer_begins_behind_its_reasoning(
+    make_client: Callable[..., TestClient],
+    models: FaultyServer,
+    checkpoint: Path,
+    tmp_path: Path,
+    ending: str,
+    separate: bool,
+    marks: Any,
+) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(f"{{# tools #}}{CHATML}{ending}")
+    client = make_client(checkpoint=tmp_path)
+    for given in ({}, *AN_ANSWER):
+        reply = client.post(ROUTE, json={"messages": MESSAGES, "separate_reasoning": separate, **given})
+        assert reply.status_code == 200, reply.text
+        sent = models.requests[-1].parameters
+        assert ("reasoning" in sent) == bool(marks and given), given
+        if "reasoning" in sent:
+            assert json.loads(sent["reasoning"].string_param) == marks
 
 
 LONG = "a" * LARGE_CHARACTERS
