@@ -74,11 +74,14 @@ NOT_SCORED = (
 
 @dataclass(frozen=True)
 class FoundFamily:
-    """A family of rerankers, and where it was found; None: nothing says any."""
+    """A family of rerankers, and where it was found."""
 
-    family: RerankFamily | None
+    family: RerankFamily
     source: Source
     remarks: tuple[str, ...] = ()
+
+
+UNKNOWN = FoundFamily(DEFAULT, "guess")
 
 
 def find_family(checkpoint: Path, names: Iterable[str] = ()) -> FoundFamily:
@@ -109,7 +112,7 @@ def find_family(checkpoint: Path, names: Iterable[str] = ()) -> FoundFamily:
         raise ValueError(f"the chat template has the roles query and document, {NOT_SCORED}")
     if prompt:
         raise ValueError(f"config_sentence_transformers.json has the default prompt {prompt!r}, {NOT_SCORED}")
-    return FoundFamily(None, "guess")
+    return UNKNOWN
 
 
 def _asks_alike(chat: ChatTemplate, family: RerankFamily, prompt: str, tokens: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Rerank requests to an encoder's token ids: query and document as a pair, without a prompt around them."""
+"""Rerank requests to a cross-encoder's token ids: query and document as a pair, no prompt around them."""
 
 import sys
 from pathlib import Path

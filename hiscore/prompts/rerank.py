@@ -4,9 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.support import is_classifier, label_names
@@ -19,42 +17,12 @@ from hiscore.prompts.chat import (
     render,
     special_tokens,
 )
-from hiscore.prompts.families import DEFAULT, FAMILIES, FoundFamily, RerankFamily, find_family
+from hiscore.prompts.families import FAMILIES, UNKNOWN, FoundFamily, RerankFamily, find_family
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.recipe import Recipe, RecipePart, Source
 from hiscore.prompts.shared_beginning import Prompts, share
 from hiscore.prompts.tokenizer import PromptTokenizer
 from hiscore.prompts.tracked_text import TrackedText
-
-# Special tokens, and the work for a pair whose texts are empty.
-AROUND_A_PAIR = 16
-
-
-class ClassifierPairs:
-    """The prompts of a classifier without a template: pairs of query and document, as for cross-encoders."""
-
-    label_ids: Sequence[int] = ()
-
-    def __init__(self, checkpoint: Path) -> None:
-        self.tokenizer = PromptTokenizer(checkpoint)
-
-    def ids(
-        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
-    ) -> Prompts:
-        """Encode pairs.
-
-        Raises:
-            PromptError: There is no place for an instruction.
-            CannotEncode: A text would become a special token, or the library gives up on one.
-        """
-        if instruction is not None:
-            raise PromptError("'instruction' has no place in the prompts of this model: set PROMPT_TEMPLATE")
-        return share(self.tokenizer.encode_pairs(queries, documents))
-
-    def characters(
-        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
-    ) -> int:
-        return sum(map(len, queries)) + sum(map(len, documents)) + AROUND_A_PAIR * len(documents)
 
 
 class RerankPrompts:
@@ -77,9 +45,9 @@ class RerankPrompts:
         is_classifier: bool = False,
         names: Sequence[str] = (),
     ) -> None:
-        choice = _choose(checkpoint, template, names)
-        self.family, source, self.remarks = choice.family, choice.source, choice.remarks
-        self.template = RecipePart(self.family.name, choice.template_by)
+        found, source, labels_by = _choose(checkpoint, template, names)
+        self.family, self.remarks = found.family, found.remarks
+        self.template = RecipePart(self.family.name, found.source)
         self._chat: ChatTemplate | None = read_chat_template(checkpoint) if self.family.in_chat else None
         self._template = compiled(source)
         self._special_tokens = special_tokens(checkpoint)
@@ -89,7 +57,7 @@ class RerankPrompts:
         if not is_classifier:
             self._find_labels(labels)
             texts = [repr(text) for text in labels or self.family.labels if text]
-            self.readout = RecipePart(" against ".join(texts), "setting" if labels else choice.labels_by)
+            self.readout = RecipePart(" against ".join(texts), "setting" if labels else labels_by)
 
     def _find_labels(self, labels: Sequence[str]) -> None:
         texts = [text for text in labels or self.family.labels if text]
@@ -158,12 +126,9 @@ class RerankPrompts:
         return sum(map(len, queries)) + sum(map(len, documents)) + around * len(documents)
 
 
-AnyPrompts: TypeAlias = RerankPrompts | ClassifierPairs | PairPrompts
-
-
 def make_prompts(
     checkpoint: Path, template: str = "", labels: Sequence[str] = (), names: Sequence[str] = ()
-) -> tuple[AnyPrompts, Recipe]:
+) -> tuple[RerankPrompts | PairPrompts, Recipe]:
     """Choose the prompts of a checkpoint, and what is read behind them.
 
     Raises:
@@ -174,12 +139,9 @@ def make_prompts(
     classifies = is_encoder or is_classifier(config.get("architectures"))
     if is_encoder and template:
         raise ValueError("PROMPT_TEMPLATE must not be set: an encoder reads no prompt")
-    if is_encoder or (classifies and not template and find_family(checkpoint, names).family is None):
-        if is_encoder:
-            find_family(checkpoint, names)
+    if classifies and not template and (find_family(checkpoint, names) is UNKNOWN or is_encoder):
         of_pair = RecipePart("pair", "files" if is_encoder else "guess")
-        prompts: AnyPrompts = PairPrompts(checkpoint) if is_encoder else ClassifierPairs(checkpoint)
-        return prompts, Recipe(of_pair, *_of_classifier(checkpoint, labels))
+        return PairPrompts(checkpoint), Recipe(of_pair, *_of_classifier(checkpoint, labels))
     prompts = RerankPrompts(checkpoint, template, labels, classifies, names)
     if classifies:
         readout, column = _of_classifier(checkpoint, labels, prompts.family.labels[0])
@@ -203,35 +165,21 @@ def _of_classifier(checkpoint: Path, labels: Sequence[str], of_family: str = "")
     return RecipePart(f"its label {names[found[0]]!r}", "setting" if labels else "files"), found[0]
 
 
-@dataclass(frozen=True)
-class _Choice:
-    family: RerankFamily
-    source: str
-    template_by: Source
-    labels_by: Source
-    remarks: tuple[str, ...] = ()
-
-
-def _choose(checkpoint: Path, template: str, names: Sequence[str]) -> _Choice:
-    if template in FAMILIES:
-        family = FAMILIES[template]
-        return _Choice(family, family.file.read_text(), "setting", "setting")
+def _choose(checkpoint: Path, template: str, names: Sequence[str]) -> tuple[FoundFamily, str, Source]:
+    """Choose a family and the text of its template; the labels may come from elsewhere."""
     path = Path(template)
-    if template and not path.is_file():
+    if not template or template in FAMILIES:
+        found = FoundFamily(FAMILIES[template], "setting") if template else find_family(checkpoint, names)
+        return found, found.family.file.read_text(), found.source
+    if not path.is_file():
         raise ValueError(f"PROMPT_TEMPLATE '{template}' is neither a file nor one of {', '.join(FAMILIES)}")
-    try:
+    found = UNKNOWN
+    with suppress(ValueError):
         found = find_family(checkpoint, names)
-    except ValueError:
-        if not template:
-            raise
-        found = FoundFamily(None, "guess")
-    family = found.family or DEFAULT
-    if not template:
-        return _Choice(family, family.file.read_text(), found.source, found.source, found.remarks)
     # A deployment's own file is the whole prompt.
     labels = _named_labels(path)
-    family = RerankFamily(str(path), labels or family.labels, family.instruction)
-    return _Choice(family, path.read_text("utf-8-sig"), "setting", "setting" if labels else found.source)
+    family = RerankFamily(str(path), labels or found.family.labels, found.family.instruction)
+    return FoundFamily(family, "setting"), path.read_text("utf-8-sig"), "setting" if labels else found.source
 
 
 def _named_labels(template: Path) -> tuple[str, str] | None:

@@ -138,27 +138,6 @@ class PromptTokenizer:
         return [number for number, _ in added]
 
     @panics_refused()
-    def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[list[int]]:
-        """Encode pairs of callers' texts, with the tokenizer's special tokens around and between them."""
-        halves = (
-            self._tokenizer.encode_batch(list(texts), add_special_tokens=False) for texts in (firsts, seconds)
-        )
-        pairs = []
-        for first, second in zip(*halves, strict=True):
-            lengths = len(self._checked(first.ids)) + len(self._checked(second.ids))
-            joined = self._tokenizer.post_process(first, second)
-            # Those that the tokenizer adds have their true ids.
-            added = joined.special_tokens_mask
-            assert added.count(0) == lengths
-            pairs.append(
-                [
-                    number if is_added else self._true_ids.get(number, number)
-                    for number, is_added in zip(joined.ids, added, strict=True)
-                ]
-            )
-        return pairs
-
-    @panics_refused()
     def cut(self, text: str, tokens: int, left: bool = False) -> str:
         """Cut a text to the first whole characters that are so many tokens at most, or with `left` to the last.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
-from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
+from hiscore.prompts.rerank import RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 
@@ -37,7 +37,7 @@ class CutPrompts:
 
 
 def cut_prompts(
-    maker: RerankPrompts | ClassifierPairs,
+    maker: RerankPrompts,
     queries: Sequence[str],
     documents: Sequence[str],
     instruction: str | None,
@@ -98,15 +98,15 @@ def cut_pairs(
     truncation: Truncation,
     limits: TokenLimits,
 ) -> CutPairs:
-    """Encode pairs for an encoder, cut as asked: token by token, as sentence-transformers cuts them.
+    """Encode pairs, cut as asked: token by token, as sentence-transformers cuts them.
 
     Raises:
-        PromptError: There is an instruction, which an encoder has no place for.
+        PromptError: There is an instruction, which a pair has no place for.
         CannotEncode: A text would become a special token, or the library gives up on one.
         TooMuchText: A pair is too long, and may not be cut; or there is too much to encode.
     """
     if instruction is not None:
-        raise PromptError("'instruction' must not be given: this model reads query and document alone")
+        raise PromptError("'instruction' has no place: this model reads query and document alone")
     most_of_query, most_of_document = truncation.query or sys.maxsize, truncation.document or sys.maxsize
     different = list(dict.fromkeys(queries))
     limits.check_characters(sum(map(len, different)) + sum(map(len, documents)) + 16 * len(documents))
@@ -159,7 +159,7 @@ def _excess(prompts: Prompts, most: int) -> list[int]:
 
 
 def _check_size(
-    maker: RerankPrompts | ClassifierPairs,
+    maker: RerankPrompts,
     queries: Sequence[str],
     documents: Sequence[str],
     instruction: str | None,

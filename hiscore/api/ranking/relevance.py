@@ -16,7 +16,7 @@ from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.recipe import Recipe
-from hiscore.prompts.rerank import AnyPrompts, ClassifierPairs, RerankPrompts
+from hiscore.prompts.rerank import RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.truncation import NOTHING, CutPairs, CutPrompts, Truncation, cut_pairs, cut_prompts
@@ -110,9 +110,7 @@ class Ranker:
 class LogitRanker(Ranker):
     """Ranks by prompts with one label, whose logit is the score, or none: a classifier's."""
 
-    def __init__(
-        self, models: Models, limits: TokenLimits, prompts: RerankPrompts | ClassifierPairs, recipe: Recipe
-    ) -> None:
+    def __init__(self, models: Models, limits: TokenLimits, prompts: RerankPrompts, recipe: Recipe) -> None:
         super().__init__(models, limits, recipe=recipe)
         self._prompts = prompts
 
@@ -153,7 +151,7 @@ class LabelRanker(LogitRanker):
         )
 
 
-class EncoderRanker(Ranker):
+class PairRanker(Ranker):
     """Ranks by pairs of texts without a prompt around them, in a call for each query."""
 
     def __init__(self, models: Models, limits: TokenLimits, prompts: PairPrompts, recipe: Recipe) -> None:
@@ -182,10 +180,12 @@ class EncoderRanker(Ranker):
         )
 
 
-def make_ranker(models: Models, limits: TokenLimits, prompts: AnyPrompts, recipe: Recipe) -> Ranker:
+def make_ranker(
+    models: Models, limits: TokenLimits, prompts: RerankPrompts | PairPrompts, recipe: Recipe
+) -> Ranker:
     """Make the ranker for a checkpoint's prompts."""
     if isinstance(prompts, PairPrompts):
-        return EncoderRanker(models, limits, prompts, recipe)
+        return PairRanker(models, limits, prompts, recipe)
     by = LabelRanker if len(prompts.label_ids) == 2 else LogitRanker
     return by(models, limits, prompts, recipe)
 

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from hiscore.api.__main__ import main
 from hiscore.api.app import create_app
 from hiscore.prompts import families
+from hiscore.prompts.families import FoundFamily
 from tests.client.faulty_server import FaultyServer
 from tests.support.api_bodies import MESSAGES
 from tests.unit.api.conftest import MakeClient, MakeSettings
@@ -129,7 +130,7 @@ def test_what_ranks_nothing_serves_the_rest(
     caplog: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hiscore.prompts.rerank.DEFAULT", NO_LABELS)
+    monkeypatch.setattr(families, "UNKNOWN", FoundFamily(NO_LABELS, "guess"))
     client = make_client(**settings)
     for path, body in (
         ("/v1/rerank", RERANK),
@@ -198,7 +199,7 @@ def test_a_check_makes_the_application_and_serves_nothing(
     given = {"CHECKPOINT": checkpoint, "BACKEND": "localhost:1", "LISTEN_PORT": 1, "SERVED_MODELS": "scorer"}
     for name, value in {**given, "PROMPT_LABELS": labels}.items():
         monkeypatch.setenv(f"HISCORE_{name}", str(value))
-    monkeypatch.setattr("hiscore.prompts.rerank.DEFAULT", NO_LABELS)
+    monkeypatch.setattr(families, "UNKNOWN", FoundFamily(NO_LABELS, "guess"))
     monkeypatch.setattr(sys, "argv", ["hiscore.api", "--check"])
     assert main() == code
     said = capfd.readouterr().err

@@ -15,8 +15,9 @@ from transformers import AutoTokenizer
 
 from hiscore.checkpoint import resolve
 from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
-from hiscore.prompts.families import FAMILIES, WEB_SEARCH, find_family
-from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts, make_prompts
+from hiscore.prompts.families import FAMILIES, UNKNOWN, WEB_SEARCH, FoundFamily, find_family
+from hiscore.prompts.pairs import PairPrompts
+from hiscore.prompts.rerank import RerankPrompts, make_prompts
 from hiscore.prompts.shared_beginning import Prompts, share
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.truncation import Truncation, cut_prompts
@@ -96,12 +97,12 @@ def test_bge_reranker_gemma_is_asked_as_its_card_says() -> None:
 )
 def test_a_checkpoint_is_known_by_its_name(name: str, family: str | None, tmp_path: Path) -> None:
     """That of its directory, the one that was asked for, or that in its config."""
-    expected = (FAMILIES[family], "name") if family else (None, "guess")
+    expected = FoundFamily(FAMILIES[family], "name") if family else UNKNOWN
     by_config = tmp_path / "by config"
     by_config.mkdir()
     (by_config / "config.json").write_text(json.dumps({"_name_or_path": f"org/{name}"}))
     for found in (find_family(tmp_path / name), find_family(tmp_path, [name]), find_family(by_config)):
-        assert (found.family, found.source) == expected
+        assert found == expected
 
 
 FIELDS = ("query", "document", "instruction")
@@ -321,13 +322,9 @@ def test_a_classifier_takes_pairs_unless_it_has_a_template(qwen: Path, tmp_path:
     assert isinstance(prompts, RerankPrompts)
     assert str(recipe) == "template qwen3-reranker (name), scored by its one label (files)"
     pairs, recipe = make_prompts(plain)
-    assert isinstance(pairs, ClassifierPairs)
+    assert isinstance(pairs, PairPrompts)
     assert str(recipe) == "template pair (guess), scored by its one label (files)"
     assert "the template pair is a guess" in recipe.warnings[0]
-    expected = AutoTokenizer.from_pretrained(plain)("q", "d")["input_ids"]
-    assert pairs.ids(["q"], ["d"]) == share([expected])
-    with pytest.raises(PromptError, match="instruction"):
-        pairs.ids(["q"], ["d"], "i")
 
 
 def write_config(directory: Path, **keys: Any) -> None:

@@ -14,8 +14,9 @@ import pytest
 from hiscore.api.http.errors import ApiError
 from hiscore.api.models import Models
 from hiscore.api.ranking.relevance import MIN_LOG, Ranking, make_ranker
+from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.recipe import Recipe, RecipePart
-from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
+from hiscore.prompts.rerank import RerankPrompts
 from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits
 from hiscore.prompts.truncation import Truncation
 from tests.client.faulty_server import FaultyServer, serving
@@ -81,7 +82,7 @@ def test_of_equal_documents_the_first_is_first() -> None:
 
 
 def test_a_classifier_scores_by_its_logit(checkpoint: Path) -> None:
-    pairs = ClassifierPairs(checkpoint)
+    pairs = PairPrompts(checkpoint)
     ranking, _ = rank(pairs, [[0.0], [-2.0], [800.0], [-800.0]], ["a", "b", "c", "d"])
     assert ranking.logits == [0, -2, 800, -800]
     assert ranking.probabilities == pytest.approx([0.5, 1 / (1 + math.exp(2)), 1, 0])
@@ -94,7 +95,7 @@ def test_a_classifier_of_several_labels_scores_by_one_against_the_others(
 ) -> None:
     scores = np.array([[0.0, 1.0, 2.0], [-3.0, 0.5, 900.0]])
     ranking, _ = rank(
-        ClassifierPairs(checkpoint), scores.tolist(), ["a", "b"], recipe=replace(RECIPE, column=column)
+        PairPrompts(checkpoint), scores.tolist(), ["a", "b"], recipe=replace(RECIPE, column=column)
     )
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     expected = powers[:, column] / powers.sum(axis=1)
