@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hiscore.arrays import Int32, Int64
+from hiscore.recurrence.metadata import StatePlan
 
 NO_SLOT = -1
 """Entry of a slot mapping: this row's key and value are not kept."""
@@ -46,5 +47,7 @@ class Forward(NamedTuple):
     scored_items: Int64  # int64 [R]: the item that each scored row belongs to, counted over the whole batch
     angles: Int32 | None = None
     """int32 [T]: where in the rotary tables each row's angles are; None: at its position."""
+    states: StatePlan | None = None
+    """The states that recurrent layers find and leave; None: there are no such layers."""
     token_types: Int32 | None = None
     """int32 [T], for encoders: which of a pair's two texts each row belongs to."""

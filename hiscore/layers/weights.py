@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from hiscore.layers.products import linear
+from hiscore.recurrence.gated_delta_net import RecurrentWeights
 
 
 class Projection(Protocol):
@@ -96,6 +97,8 @@ class Experts:
 class LayerWeights:
     """One layer. Norms are float32 [hidden], or None where the family has none.
 
+    A layer with `recurrent` is a gated delta net: qkv is its joint projection, [`RecurrentShape.inputs`, hidden],
+    output [hidden, values]. In any other an `output_gate` is [heads head_dim, hidden],
     qkv is [(heads + 2 kv_heads) head_dim, hidden], output [hidden, heads head_dim], sinks float32 [heads]. q_norm
     and k_norm are [head_dim]: of each head; [heads, head_dim] and [kv_heads, head_dim]: of each head, with weights
     of its own; [heads head_dim] and [kv_heads head_dim]: of all heads together.
@@ -111,6 +114,8 @@ class LayerWeights:
     mlp: Mlp | Experts
     post_mlp_norm: Tensor | None
     sinks: Tensor | None = None
+    output_gate: Projection | None = None
+    recurrent: RecurrentWeights | None = None
 
 
 @dataclass(frozen=True)

@@ -99,4 +99,15 @@ OTHER_BLOCKS = (
         windowed="by layer type",
         unrotated="full_attention",
     ),
+    DecoderFamily(
+        name="qwen3_5_text",
+        known_as="Qwen 3.5 without experts; scored on a CPU",
+        norm_plus_one=True,
+        qk_norm=True,
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        partial_rope=True,
+        recurrent=True,
+        output_gate=True,
+    ),
 )

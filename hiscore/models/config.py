@@ -18,9 +18,11 @@ from hiscore.models.quantization.schemes import in_fp8
 from hiscore.models.stored_config import stored_config
 from hiscore.models.support import context_limit, is_classifier, unscorable
 from hiscore.models.text_towers import text_config
+from hiscore.recurrence.gated_delta_net import RecurrentShape
 
 SIZES = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
 LAYER_TYPES = ("full_attention", "sliding_attention")
+RECURRENT_LAYER_TYPES = ("full_attention", "linear_attention")
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,26 @@ class Architecture:
     experts: ExpertShape | None
     routed: tuple[bool, ...]
     """True for each layer whose MLP is a mixture of experts."""
+    recurrent: tuple[bool, ...]
+    """True for each layer that is a gated delta net."""
+    recurrence: RecurrentShape | None
+    """Sizes of those layers; None: there are none."""
     stored_in_fp8: bool = False
     """True if projections may be computed in fp8 as the checkpoint stores them."""
 
     @property
     def is_classifier(self) -> bool:
         return self.labels is not None
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers that keep keys and values."""
+        return self.recurrent.count(False)
+
+    @property
+    def recurrent_layers(self) -> int:
+        """Number of layers that keep a state."""
+        return self.recurrent.count(True)
 
 
 def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[Architecture, Any]:
@@ -122,7 +138,7 @@ def from_config(whole: Any) -> Architecture:
     logit_scale = value(family.logit_scale_key, 1.0) / value(family.logit_divisor_key, 1.0)
     rotated_share = config.rope_parameters.get("partial_rotary_factor", 1.0) if family.partial_rope else 1.0
 
-    windows = _windows(family, config)
+    windows, recurrent = _windows(family, config), _recurrent(family, config)
     architecture = Architecture(
         family=family,
         labels=whole.num_labels if classifies else None,
@@ -155,6 +171,8 @@ def from_config(whole: Any) -> Architecture:
         experts=_experts(family, config),
         # Where attention and MLP read the same rows, those cannot be in fp8 for one of them alone.
         stored_in_fp8=in_fp8(text_config(whole.to_dict())) and not family.parallel_mlp,
+        recurrent=recurrent,
+        recurrence=_recurrence(config) if any(recurrent) else None,
         routed=tuple(_is_routed(family, config, index) for index in range(config.num_hidden_layers)),
     )
     check_sizes({name: getattr(architecture, name) for name in SIZES})
@@ -208,6 +226,33 @@ def _windows(family: DecoderFamily, config: Any) -> tuple[int | None, ...]:
     if "sliding_attention" in kinds and config.sliding_window is None:
         raise UnsupportedCheckpoint("layer_types names sliding_attention, and there is no sliding_window")
     return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _recurrent(family: DecoderFamily, config: Any) -> tuple[bool, ...]:
+    if not family.recurrent:
+        return (False,) * int(config.num_hidden_layers)
+    kinds: list[str] = config.layer_types
+    if unknown := sorted(set(kinds) - set(RECURRENT_LAYER_TYPES)):
+        raise UnsupportedCheckpoint(
+            f"layer type '{unknown[0]}' is none of {', '.join(RECURRENT_LAYER_TYPES)}"
+        )
+    return tuple(kind == "linear_attention" for kind in kinds)
+
+
+def _recurrence(config: Any) -> RecurrentShape:
+    shape = RecurrentShape(
+        key_heads=config.linear_num_key_heads,
+        value_heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        taps=config.linear_conv_kernel_dim,
+    )
+    check_sizes(vars(shape))
+    if shape.value_heads % shape.key_heads:
+        raise UnsupportedCheckpoint(
+            f"linear_num_value_heads {shape.value_heads} is no multiple of linear_num_key_heads {shape.key_heads}"
+        )
+    return shape
 
 
 def _rope_kinds(family: DecoderFamily, config: Any, windows: Sequence[int | None]) -> tuple[str | bool, ...]:

@@ -21,6 +21,8 @@ from hiscore.models.rotary import make_rope
 from hiscore.models.sharding import of_rank
 from hiscore.parallel.group import Alone, Group
 from hiscore.parallel.shard import WHOLE, Shard
+from hiscore.recurrence.gated_delta_net import Recurrence
+from hiscore.recurrence.state_pool import StatePool
 from hiscore.server.progress import Advance, no_progress
 from hiscore.server.shared_weights import SharedWeights
 
@@ -79,6 +81,8 @@ class Decoder:
         )
         ropes = {kind: self._rope(config, kind) for kind in set(a.rope_kinds)}
         self._ropes = [ropes[kind] for kind in a.rope_kinds]
+        self._recurrent = [a.recurrent[:index].count(True) for index in range(a.layers)]
+        """For each layer the number of recurrent ones before it."""
 
     def over_ranks(self, ops: Ops) -> Ops:
         """Operations of this rank's sizes, with the exchanges between ranks, if there are several."""
@@ -121,13 +125,20 @@ class Decoder:
     @property
     def slot_bytes(self) -> int:
         a = self.architecture
-        return 2 * a.layers * a.kv_heads * a.head_dim * self.weights.embedding.element_size()
+        return 2 * a.attention_layers * a.kv_heads * a.head_dim * self.weights.embedding.element_size()
 
     def new_pool(self, slots: int, layers: int | None = None) -> Tensor:
-        """An empty KV pool, for all layers or for so many: [layers, slots, 2, kv_heads, head_dim]."""
+        """An empty KV pool, for all layers with keys or for so many: [layers, slots, 2, kv_heads, head_dim]."""
         a = self.architecture
-        shape = (a.layers if layers is None else layers, slots, 2, a.kv_heads, a.head_dim)
+        shape = (a.attention_layers if layers is None else layers, slots, 2, a.kv_heads, a.head_dim)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def new_states(self, slots: int) -> StatePool | None:
+        """An empty pool of states; None: no layer is recurrent."""
+        a = self.architecture
+        if a.recurrence is None:
+            return None
+        return StatePool.empty(a.recurrence, a.recurrent_layers, slots, self.dtype, self.device)
 
     def body(
         self,
@@ -137,17 +148,21 @@ class Decoder:
         pool: Tensor | Sequence[Tensor],
         span: range | None = None,
         x: Tensor | None = None,
+        recurrence: Recurrence | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute all layers up to and including the last one's attention, or some of them with the same bits.
 
         Args:
             inputs: T rows, for which attention is prepared.
-            pool: For each layer [slots, 2, kv_heads, head_dim]; layers may have different numbers of slots.
+            pool: For each layer [slots, 2, kv_heads, head_dim]; layers may have different numbers of slots, and
+                those of recurrent layers are not used.
             span: These consecutive layers; None: all.
             x: The residual stream behind the layer before them, updated in place; None: they begin with the first.
+            recurrence: Recurrence of the same rows; None: there are no recurrent layers.
 
         Returns:
-            The residual stream, [T, hidden], and the output of the last attention, [T, heads head_dim].
+            The residual stream, [T, hidden], and the output of the last layer's attention, [T, heads head_dim], or
+            recurrence, [T, values].
         """
         a, layers = self.architecture, self.weights.layers
         span = range(a.layers) if span is None else span
@@ -161,10 +176,15 @@ class Decoder:
         for index in span:
             layer = layers[index]
             qkv = ops.project(layer.qkv, h)
-            ops.rope_and_cache(
-                layer, self._ropes[index], qkv, angles, pool[index], inputs.slot_mapping[index]
-            )
-            attended = attention.attend(index, qkv, pool[index])
+            if recurrence is not None and layer.recurrent is not None:
+                attended = recurrence.mix(self._recurrent[index], layer.recurrent, qkv)
+            else:
+                ops.rope_and_cache(
+                    layer, self._ropes[index], qkv, angles, pool[index], inputs.slot_mapping[index]
+                )
+                attended = attention.attend(index, qkv, pool[index])
+                if layer.output_gate is not None:
+                    attended *= ops.project(layer.output_gate, h).sigmoid()
             self.after_layer()
             if index < a.layers - 1:
                 norm, fp8 = layers[index + 1].input_norm, layers[index + 1].qkv.reads_fp8

@@ -49,6 +49,8 @@ def undividable(config: Mapping[str, Any], ranks: int) -> str | None:
         return f"{SETTING} is {ranks}, and encoders compute on one device"
     if isinstance(family, DsaFamily):
         return undivided(ranks, **_latent_sizes(config, ranks))
+    if family.recurrent:
+        return f"{SETTING} is {ranks}, and recurrent layers compute on one device"
     return undivided(ranks, **_sizes(family, text_config(config), ranks))
 
 

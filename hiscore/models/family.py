@@ -131,6 +131,10 @@ class DecoderFamily:
     """Holds the divisor of a causal LM's logits."""
     logit_soft_cap_key: str | None = None
     """Key of the soft cap of a causal LM's logits; no family caps a classifier's."""
+    recurrent: bool = False
+    """Layers that layer_types names linear_attention are gated delta nets, with a state instead of keys."""
+    output_gate: bool = False
+    """Attention's output is multiplied by the sigmoid of a gate, which the projection of queries holds, too."""
     sinks: bool = False
     """Each head has a logit of its own in every softmax of attention, without a value."""
     experts: ExpertNames | None = None
@@ -139,8 +143,8 @@ class DecoderFamily:
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """Values of SELECTOR, the default first."""
-        return "auto", "quest", "dense"
+        """Values of SELECTOR, the default first; none where `decode` does not serve the family."""
+        return () if self.recurrent else ("auto", "quest", "dense")
 
     @property
     def rules(self) -> tuple[Rule, ...]:

@@ -6,6 +6,7 @@ wrong scores.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from hiscore.models.expert_loader import load_experts
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
 from hiscore.models.sharding import Cuts, of_rank
 from hiscore.parallel.shard import WHOLE, Shard
+from hiscore.recurrence.gated_delta_net import RecurrentShape, RecurrentWeights
 
 
 def load_weights(
@@ -75,15 +77,35 @@ def _load_layer(
 ) -> LayerWeights:
     """Load a layer of `a`, of which the rank has the sizes `mine`."""
     prefix, norms = f"model.layers.{index}", a.family.norms
-    attention = f"{prefix}.self_attn"
 
     def norm(name: str | None) -> Tensor | None:
         return None if name is None else _norm(read, f"{prefix}.{name}", a, a.hidden_size)
 
+    if a.recurrence is not None and a.recurrent[index]:
+        mixer = _load_gated_delta_net(read, f"{prefix}.linear_attn", a.recurrence, a.hidden_size, fp8)
+    else:
+        mixer = _load_attention(read, f"{prefix}.self_attn", a, cuts, mine, fp8)
+    return LayerWeights(
+        input_norm=norm(norms.input),
+        post_attention_norm=norm(norms.post_attention),
+        mlp_norm=norm(norms.mlp),
+        mlp=load_experts(read, prefix, a, cuts.experts)
+        if a.routed[index]
+        else _load_mlp(read, f"{prefix}.mlp", a, cuts, fp8),
+        post_mlp_norm=norm(norms.post_mlp),
+        **mixer,
+    )
+
+
+def _load_attention(
+    read: CheckpointReader, prefix: str, a: Architecture, cuts: Cuts, mine: Architecture, fp8: bool
+) -> dict[str, Any]:
+    """Load the fields of `LayerWeights` that attention has."""
+
     def head_norm(name: str, heads: int, of_rank: int, cut: Cut) -> Tensor | None:
         if not a.qk_norm:
             return None
-        family, name = a.family, f"{attention}.{name}"
+        family, name = a.family, f"{prefix}.{name}"
         wide = family.qk_norm_of_all_heads
         shape = (heads, a.head_dim) if family.qk_norm_by_head else ((heads if wide else 1) * a.head_dim,)
         weight = _norm(read, name, a, *shape, cut=cut)
@@ -91,26 +113,54 @@ def _load_layer(
         return weight if order is None else weight[..., order.to(weight.device)]
 
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
-    qkv = _widths(attention, a.family.qkv_names, (q, kv, kv))
-    output = {f"{attention}.o_proj": a.hidden_size}
-    return LayerWeights(
-        input_norm=norm(norms.input),
-        qkv=read.projection(qkv, a.hidden_size, a.qkv_bias, _order_of_qkv(mine), cuts.qkv, fp8=fp8),
-        q_norm=head_norm("q_norm", a.heads, mine.heads, cuts.q_norm),
-        k_norm=head_norm("k_norm", a.kv_heads, mine.kv_heads, cuts.k_norm),
-        output=read.projection(
-            output, q, a.output_bias, cut=cuts.output, adds_bias=cuts.adds_biases, fp8=fp8
+    order, gate = _order_of_qkv(mine), None
+    if a.family.output_gate:
+        of_q, of_gate = torch.arange(2 * q).view(a.heads, 2, a.head_dim).unbind(1)
+        rows = torch.cat((of_q.flatten(), torch.arange(2 * q, 2 * q + 2 * kv)))
+        order = rows if order is None else rows[order]
+        gates = {f"{prefix}.q_proj": 2 * q}
+        gate = read.projection(gates, a.hidden_size, a.qkv_bias, of_gate.flatten(), fp8=fp8)
+    qkv = _widths(prefix, a.family.qkv_names, (2 * q if a.family.output_gate else q, kv, kv))
+    return {
+        "qkv": read.projection(qkv, a.hidden_size, a.qkv_bias, order, cuts.qkv, fp8=fp8),
+        "q_norm": head_norm("q_norm", a.heads, mine.heads, cuts.q_norm),
+        "k_norm": head_norm("k_norm", a.kv_heads, mine.kv_heads, cuts.k_norm),
+        "output": read.projection(
+            {f"{prefix}.o_proj": a.hidden_size},
+            q, a.output_bias, cut=cuts.output, adds_bias=cuts.adds_biases, fp8=fp8,
         ),
-        post_attention_norm=norm(norms.post_attention),
-        mlp_norm=norm(norms.mlp),
-        mlp=load_experts(read, prefix, a, cuts.experts)
-        if a.routed[index]
-        else _load_mlp(read, f"{prefix}.mlp", a, cuts, fp8),
-        post_mlp_norm=norm(norms.post_mlp),
-        sinks=read.tensor(f"{attention}.sinks", a.heads, dtype=torch.float32, cut=cuts.sinks)
+        "sinks": read.tensor(f"{prefix}.sinks", a.heads, dtype=torch.float32, cut=cuts.sinks)
         if a.family.sinks
         else None,
-    )
+        "output_gate": gate,
+    }  # fmt: skip
+
+
+def _load_gated_delta_net(
+    read: CheckpointReader, prefix: str, shape: RecurrentShape, hidden_size: int, fp8: bool
+) -> dict[str, Any]:
+    """Load the fields of `LayerWeights` that a gated delta net has."""
+    inputs = {
+        f"{prefix}.in_proj_qkv": shape.channels,
+        f"{prefix}.in_proj_z": shape.values,
+        f"{prefix}.in_proj_b": shape.value_heads,
+        f"{prefix}.in_proj_a": shape.value_heads,
+    }
+    taps = read.tensor(f"{prefix}.conv1d.weight", shape.channels, 1, shape.taps)
+    # In float16 the exponential can overflow.
+    rates = read.tensor(f"{prefix}.A_log", shape.value_heads, dtype=torch.float32).exp().neg()
+    return {
+        "qkv": read.projection(inputs, hidden_size, bias=False, fp8=fp8),
+        "q_norm": None,
+        "k_norm": None,
+        "output": read.projection({f"{prefix}.out_proj": hidden_size}, shape.values, bias=False, fp8=fp8),
+        "recurrent": RecurrentWeights(
+            convolution=taps[:, 0].T.contiguous(),
+            rates=rates,
+            decay_bias=read.tensor(f"{prefix}.dt_bias", shape.value_heads, dtype=torch.float32),
+            norm=read.tensor(f"{prefix}.norm.weight", shape.value_dim, dtype=torch.float32),
+        ),
+    }
 
 
 def _load_mlp(read: CheckpointReader, prefix: str, a: Architecture, cuts: Cuts, fp8: bool) -> Mlp:

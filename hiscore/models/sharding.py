@@ -29,6 +29,8 @@ def of_rank(a: Architecture, shard: Shard) -> Architecture:
         UnsupportedCheckpoint: It cannot be divided.
     """
     experts = a.experts.count if a.experts else None
+    if shard.ranks > 1 and a.recurrence is not None:
+        raise UnsupportedCheckpoint(f"{a.family.name} has recurrent layers, which one device computes")
     if shard.ranks > 1 and (
         reason := undivided(shard.ranks, a.heads, a.kv_heads, a.intermediate_size, experts)
     ):

@@ -158,6 +158,8 @@ def undecodable(config: Config) -> str | None:
     """Reason why `decode` cannot serve a checkpoint with this config.json, or None if it can."""
     if reason := unsupported(config):
         return reason
+    if getattr(family_of(config), "recurrent", False):
+        return f"model_type '{config['model_type']}' has recurrent layers, which are scored alone"
     if is_classifier(config["architectures"]):
         return f"architecture '{config['architectures'][0]}' has no head for tokens"
     return None

@@ -16,6 +16,7 @@ TEXT_TOWERS: dict[str, tuple[str, ...]] = {
     "qwen2_vl": ("qwen2_vl_text",),
     "qwen2_5_vl": ("qwen2_5_vl_text",),
     "qwen3_vl": ("qwen3_vl_text",),
+    "qwen3_5": ("qwen3_5_text",),
 }
 """Models of texts and images: the families that their text tower may be, the default first."""
 

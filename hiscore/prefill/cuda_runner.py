@@ -66,7 +66,7 @@ class CudaRunner(Runner):
         sizes = (a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
         self._ops = decoder.over_ranks(TritonOps(*sizes))
         self._pools = Pools(decoder.new_pool(slots)) if pools is None else pools
-        self.pool, self._by_layer = self._pools.shared, self._pools.by_layer(a.layers)
+        self.pool, self._by_layer = self._pools.shared, self._pools.by_layer(a.recurrent)
         self._attention = TritonAttention(
             decoder.attention_shape, decoder.dtype, properties.multi_processor_count, self._pools.windows
         )

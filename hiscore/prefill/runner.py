@@ -14,6 +14,7 @@ from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.interface import Runner, launch_all
 from hiscore.prefill.pools import Pools
+from hiscore.recurrence.torch_recurrence import TorchRecurrence
 
 if TYPE_CHECKING:
     from hiscore.attention.flashinfer_prefill import FlashInferAttention
@@ -23,15 +24,20 @@ CPU = torch.device("cpu")
 
 
 class TorchRunner(Runner):
-    def __init__(self, decoder: Decoder, slots: int, pools: Pools | None = None) -> None:
+    def __init__(self, decoder: Decoder, slots: int, pools: Pools | None = None, states: int = 0) -> None:
         a = decoder.architecture
         self._decoder = decoder
         self._ops = decoder.over_ranks(
             TorchOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
         )
-        self._pools = Pools(decoder.new_pool(slots)) if pools is None else pools
+        self._pools = (
+            Pools(decoder.new_pool(slots), states=decoder.new_states(states)) if pools is None else pools
+        )
         self.pool = self._pools.shared
         self._attention = TorchAttention(decoder.attention_shape, self._pools.windows)
+        self._recurrence: TorchRecurrence | None = None
+        if a.recurrence is not None and self._pools.states is not None:
+            self._recurrence = TorchRecurrence(a.recurrence, self._pools.states, a.norm_eps)
 
     @torch.inference_mode()
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
@@ -53,12 +59,16 @@ class TorchRunner(Runner):
             [rows if layer in windows else slots for layer in range(layers)],
             None if forward.angles is None else torch.from_numpy(forward.angles),
         )
-        pool, x = self._pools.by_layer(layers), None
+        pool, x = self._pools.by_layer(self._decoder.architecture.recurrent), None
         for span in self._spans(forward):
             if x is not None:
                 yield
             self._attention.plan(forward)
-            x, attended = self._decoder.body(inputs, self._ops, self._attention, pool, span, x)
+            if self._recurrence is not None and forward.states is not None:
+                self._recurrence.plan(forward.states)
+            x, attended = self._decoder.body(
+                inputs, self._ops, self._attention, pool, span, x, self._recurrence
+            )
         assert x is not None
         scored = torch.from_numpy(forward.scored_rows)
         return self._decoder.tail(x[scored], attended[scored], self._ops)
@@ -75,6 +85,7 @@ def make_runner(
     pools: Pools | None = None,
     paged_attention: "FlashInferAttention | None" = None,
     in_slices: bool = False,
+    states: int = 0,
 ) -> Runner:
     """Make the runner for a decoder's device.
 
@@ -83,9 +94,10 @@ def make_runner(
         pools: Memory to use instead.
         paged_attention: Attention to use instead, on a GPU, if all keys and values are in pages of that pool.
         in_slices: Launch forwards of many rows in slices, on a GPU that has the whole decoder.
+        states: Slots of the pool of states, if the decoder has recurrent layers.
     """
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner
 
         return CudaRunner(decoder, slots, max_rows, pools, paged_attention, in_slices)
-    return TorchRunner(decoder, slots, pools)
+    return TorchRunner(decoder, slots, pools, states)

@@ -11,6 +11,7 @@ import torch
 from hiscore.device.copies import free_bytes, memory_of
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.loader import load_weights
 from hiscore.models.planned_weights import planned_bytes
 from hiscore.models.sharding import of_rank, share_of
@@ -24,6 +25,7 @@ from hiscore.scoring.packing.batch_plan import ScoringPlan
 from hiscore.scoring.packing.longrope import LongropeTables
 from hiscore.scoring.packing.packing import Batch, pack
 from hiscore.scoring.packing.query_cache import QueryCache
+from hiscore.scoring.packing.state_cache import StateCache
 from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.requests.query_key import PAGE
 from hiscore.scoring.requests.request import MultiItemPrompt
@@ -80,6 +82,10 @@ def load_decoder_scorer(
     leader = leader or OneRank(use_device(device))
     on, ranks = leader.rank.device, leader.rank.shard.ranks
     a, config = read_architecture(checkpoint, max_context)
+    if a.recurrence is not None and on.type != "cpu":
+        raise UnsupportedCheckpoint(
+            f"{a.family.name} has recurrent layers, which are computed on a CPU alone"
+        )
     if a.is_classifier and config.pad_token_id in read_eos_ids(checkpoint):
         log.warning(
             "the pad token of this classifier, %d, also ends texts: scores are read at the last token sent, "
@@ -93,7 +99,12 @@ def load_decoder_scorer(
     original = a.original_context
     packing = DecoderPacking(
         max_batch_tokens,
-        QueryCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0),
+        QueryCache(
+            pool.pages,
+            pool.reserve,
+            caching=query_cache_bytes != 0,
+            states=StateCache(pool.states) if pool.states else None,
+        ),
         None if original is None else LongropeTables(original, second=a.context_length),
     )
     log.info(
@@ -127,7 +138,7 @@ def set_up(
     cache_bytes = default_cache_bytes(leader.do(least_free)) if cache_bytes is None else cache_bytes
     pool = leader.prepare(partial(claim, of=of, cache_bytes=cache_bytes))
     leader.prepare(partial(load, of=of))
-    return leader.do(partial(finish, slots=pool.pages * PAGE, budget=of.budget), wait_for_all=True), pool
+    return leader.do(partial(finish, pool=pool, budget=of.budget), wait_for_all=True), pool
 
 
 def enter(rank: Rank, resources: ServerResources) -> None:
@@ -165,7 +176,7 @@ def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
     weights = resources.weights_line(size, weights_key(of.directory, rank.device, dtype, fp8, shard))
     owner = resources.owner(rank.device, shard.rank, shard.ranks)
     sliced = launches_in_slices(rank, a)
-    plan = plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages, sliced)
+    plan = plan_memory(place, sized, number_bytes, weights, of.budget, pool, sliced)
     resources.ledger.claim(owner, plan)
     return pool
 
@@ -187,11 +198,11 @@ def load(rank: Rank, of: Checkpoint) -> None:
     rank.held["decoder"] = decoder
 
 
-def finish(rank: Rank, slots: int, budget: int) -> Computation:
+def finish(rank: Rank, pool: PoolSizes, budget: int) -> Computation:
     """Allocate the KV pool and, on CUDA, capture graphs, in which ranks exchange what they compute."""
     decoder: Decoder = rank.held.pop("decoder")
     in_slices = launches_in_slices(rank, decoder.architecture)
-    runner = make_runner(decoder, slots, budget, in_slices=in_slices)
+    runner = make_runner(decoder, pool.pages * PAGE, budget, in_slices=in_slices, states=pool.states)
     if decoder.device.type == "cuda":
         from hiscore.kernels.pair_products import compile_for
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hiscore.models.activations import activation_bytes, head_bytes, output_bytes
 from hiscore.models.config import Architecture
 from hiscore.prefill.row_counts import output_rows
+from hiscore.recurrence.metadata import FIRST_CACHED_SLOT, MOST_QUERIES, STATES_OF_QUERY
 from hiscore.scoring.packing.packing import pool_reserve
 from hiscore.scoring.requests.query_key import PAGE
 from hiscore.server.plan import MemoryLine, MemoryPlan
@@ -13,6 +14,8 @@ DEFAULT_CACHE_BYTES, CACHE_SHARE = 2**30, 1 / 8
 """QUERY_CACHE_BYTES if it is not set: so much, or this share of the device if that is less."""
 HEAD_ROWS = 256
 """Rows whose logits over the whole vocabulary exist at once (`layers.lm_head.ROW_SLICE`)."""
+STATE_SHARE = 1 / 2
+"""Share of QUERY_CACHE_BYTES for states, where layers are recurrent: a query needs its state and its pages."""
 CPU_ATTENTION_BYTES = 3 * 2**26
 """Bytes that attention on a CPU holds at once: weights before, during and after their softmax."""
 PROCESS_BYTES = 2**29
@@ -23,10 +26,12 @@ CUDA_BYTES = 5 * 2**27
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """Pages of the KV pool, `reserve` of which a batch of several forwards can have in any case."""
+    """Pages of the KV pool, `reserve` of which a batch of several forwards can have in any case, and of states."""
 
     pages: int
     reserve: int
+    states: int = 0
+    """Slots of recurrent layers' states; 0: there are no such layers."""
 
 
 def pool_sizes(a: Architecture, number_bytes: int, budget: int, query_cache_bytes: int) -> PoolSizes:
@@ -34,13 +39,23 @@ def pool_sizes(a: Architecture, number_bytes: int, budget: int, query_cache_byte
 
     The pool has `query_cache_bytes` unless its reserve is larger; `number_bytes` is that of one key's number.
     """
-    reserve = pool_reserve(a.context_length, budget)
-    return PoolSizes(max(reserve, query_cache_bytes // (PAGE * slot_bytes(a, number_bytes))), reserve)
+    reserve, states = pool_reserve(a.context_length, budget), 0
+    if a.recurrence is not None:
+        of_states = int(STATE_SHARE * query_cache_bytes)
+        query_cache_bytes -= of_states
+        states = FIRST_CACHED_SLOT + of_states // state_bytes(a, number_bytes)
+    pages = max(reserve, query_cache_bytes // (PAGE * slot_bytes(a, number_bytes)))
+    return PoolSizes(pages, reserve, states)
+
+
+def state_bytes(a: Architecture, number_bytes: int) -> int:
+    """Bytes of one state, in all recurrent layers."""
+    return 0 if a.recurrence is None else a.recurrence.bytes_of(a.recurrent_layers, number_bytes)
 
 
 def slot_bytes(a: Architecture, number_bytes: int) -> int:
-    """Bytes of one token's keys and values in all layers."""
-    return 2 * a.layers * a.kv_heads * a.head_dim * number_bytes
+    """Bytes of one token's keys and values in all layers that keep them."""
+    return 2 * a.attention_layers * a.kv_heads * a.head_dim * number_bytes
 
 
 def default_cache_bytes(device_bytes: int) -> int:
@@ -54,7 +69,7 @@ def plan_memory(
     number_bytes: int,
     weights: MemoryLine,
     budget: int,
-    pages: int,
+    pool: PoolSizes,
     in_slices: bool = True,
 ) -> MemoryPlan:
     """Plan the scorer's memory; one number of an activation, a key or a value has `number_bytes`."""
@@ -71,11 +86,20 @@ def plan_memory(
             MemoryLine("rotary tables", tables, ("MAX_CONTEXT",)),
             MemoryLine(
                 "keys and values",
-                pages * PAGE * slot_bytes(a, number_bytes),
+                pool.pages * PAGE * slot_bytes(a, number_bytes),
                 ("MAX_CONTEXT", "QUERY_CACHE_BYTES"),
             ),
+            *_states(a, number_bytes, pool.states),
             MemoryLine("activations", activations, ("MAX_BATCH_TOKENS",)),
             MemoryLine("outputs of CUDA graphs", outputs, ("MAX_BATCH_TOKENS",)),
             MemoryLine("kernels and libraries", CUDA_BYTES if on_cuda else PROCESS_BYTES),
         ),
     )
+
+
+def _states(a: Architecture, number_bytes: int, slots: int) -> tuple[MemoryLine, ...]:
+    if not slots:
+        return ()
+    of_forward = MOST_QUERIES * STATES_OF_QUERY * state_bytes(a, number_bytes) // a.recurrent_layers
+    size = slots * state_bytes(a, number_bytes) + of_forward
+    return (MemoryLine("recurrent states", size, ("QUERY_CACHE_BYTES",)),)

@@ -22,7 +22,7 @@ from hiscore.scoring.scorer import Scorer
 from tests.support import tiny_models
 from tests.support.fp8 import EmulatedLinear, emulated_scorer
 from tests.support.strategies import Tokens, random_tokens
-from tests.support.tiny_models import FAMILIES, SIZES, VOCABULARY, make
+from tests.support.tiny_models import ATTENDING, FAMILIES, SIZES, VOCABULARY, make
 from tests.support.truth import Truth
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
@@ -77,7 +77,7 @@ def test_models_of_one_layer_equal_the_emulated_ones(tmp_path: Path, monkeypatch
     )
     call = random_tokens(np.random.default_rng(6), 13, ITEMS, VOCABULARY)
     distances = []
-    for family in FAMILIES:
+    for family in ATTENDING:
         checkpoint = make(family, tmp_path / family)
         expected = score(emulated_scorer(checkpoint), call)
         distances.append(
@@ -91,7 +91,7 @@ def test_models_of_one_layer_equal_the_emulated_ones(tmp_path: Path, monkeypatch
     assert ours < 0.4 * without, distances
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ATTENDING)
 def test_scores_are_as_near_to_float32_as_fp8_can_be(family: str, tmp_path: Path) -> None:
     """Against transformers, after four layers of wide random weights: the emulation's distance and a half more."""
     checkpoint = make(family, tmp_path)
@@ -104,7 +104,7 @@ def test_scores_are_as_near_to_float32_as_fp8_can_be(family: str, tmp_path: Path
         assert np.corrcoef(ranks(found)[:, column], ranks(truth)[:, column])[0, 1] > 0.8
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ATTENDING)
 def test_a_graph_equals_eager(family: str, tmp_path: Path) -> None:
     scorer = load_decoder_scorer(make(family, tmp_path), "cuda", "fp8", 1_024, query_cache_bytes=0)
     shapes = [(13, ITEMS), (90, [31, 64, 2]), (6, [])]

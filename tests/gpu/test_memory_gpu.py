@@ -53,7 +53,7 @@ def test_the_scorer_takes_what_it_plans(tmp_path: Path) -> None:
         - scorer.runner.pool.nbytes
         - output_bytes(a, output_rows(BUDGET, in_slices=True), 2)
     )
-    plan = plan_memory(str(device), a, 2, MemoryLine("weights", weights), BUDGET, sizes.pages)
+    plan = plan_memory(str(device), a, 2, MemoryLine("weights", weights), BUDGET, sizes)
     print(plan.table(before), f"measured {taken / 2**30:.2f} GiB", sep="\n")
     # All of it is in the plan; and the plan is not so wide that models are refused that would fit.
     assert taken <= plan.total

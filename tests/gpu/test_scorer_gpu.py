@@ -12,7 +12,7 @@ from hiscore.scoring.requests.request import ScoreRequest
 from tests.support.longrope import both_sides, make_longrope
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens
-from tests.support.tiny_models import FAMILIES, VOCABULARY, WITHOUT_CLASSIFIER
+from tests.support.tiny_models import ATTENDING, VOCABULARY, WITHOUT_CLASSIFIER
 from tests.support.truth import Truth
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
@@ -23,8 +23,8 @@ BATCH = [(13, [1, 7, 7, 0, 20, 3]), (0, [2, 1]), (1, [0, 0, 5]), (90, [31, 64, 2
 @pytest.mark.parametrize(
     ("family", "labels"),
     [
-        *((family, None) for family in FAMILIES),
-        *((family, 3) for family in FAMILIES if family not in WITHOUT_CLASSIFIER),
+        *((family, None) for family in ATTENDING),
+        *((family, 3) for family in ATTENDING if family not in WITHOUT_CLASSIFIER),
     ],
 )
 def test_float32_equals_transformers(family: str, labels: int | None, checkpoints) -> None:
@@ -52,7 +52,7 @@ def test_longrope_chooses_for_each_item(budget: int, tmp_path: Path) -> None:
             np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ATTENDING)
 @pytest.mark.parametrize("items", [3, 150, 400, 600])
 def test_the_tail_has_the_same_bits_with_and_without_a_graph(family: str, items: int, checkpoints) -> None:
     """Below `MIN_ROWS`, within the graphs, and with more rows than any of them."""
@@ -145,7 +145,7 @@ def test_ten_thousand_items_take_no_more_memory_than_their_results(checkpoints) 
     ("family", "dtype", "bound"),
     [
         # Products of other dimensions may add up in another order; in bfloat16 that is the contract's 5e-3.
-        *[(family, "float32", 2e-5) for family in FAMILIES],
+        *[(family, "float32", 2e-5) for family in ATTENDING],
         ("llama", "bfloat16", 5e-3),
     ],
 )

@@ -26,7 +26,7 @@ from hiscore.scoring.requests.options import ScoreOptions
 from tests.support import decode_rank_work, decoding, rank_work, tiny_models
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens
-from tests.support.tiny_models import FAMILIES, VOCABULARY
+from tests.support.tiny_models import ATTENDING, VOCABULARY
 from tests.unit.decoding.worker.test_worker_ranks import CALLS, SETTINGS, tokens, with_a_head_for_each_rank
 
 pytestmark = [
@@ -93,7 +93,7 @@ def test_sums_maxima_and_parts_are_those_of_all_ranks(ranks: Ranks) -> None:
     assert parts.tolist() == [[1.0, 1.0, 2.0, 2.0]] * 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ATTENDING)
 def test_float32_equals_one_gpu(family: str, ranks: Ranks, tmp_path: Path) -> None:
     compare(tiny_models.make(family, tmp_path), ranks)
 

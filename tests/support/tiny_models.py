@@ -57,6 +57,17 @@ QWEN_VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
+QWEN3_5 = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "rope_parameters": {**MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25},
+}
+QWEN3_5_VISION = {**QWEN_VISION, "num_position_embeddings": 16}
+
 # Windows of 5 tokens: far shorter than the calls of the tests, so that a wrong one shows.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
@@ -158,6 +169,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2_5_vl",
         {"text_config": {"rope_parameters": MROPE}, "vision_config": QWEN_VISION},
     ),
+    "qwen3-hybrid": ("qwen3_5_text", QWEN3_5),
+    "qwen3-hybrid-images": (
+        "qwen3_5",
+        {"text_config": QWEN3_5, "vision_config": QWEN3_5_VISION, "tie_word_embeddings": True},
+    ),
     "qwen3-vl": (
         "qwen3_vl",
         {
@@ -169,6 +185,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 IMAGES = tuple(name for name, (_, changes) in FAMILIES.items() if "text_config" in changes)
 """Whose checkpoints also have a tower that reads images."""
+RECURRENT = ("qwen3-hybrid", "qwen3-hybrid-images")
+"""Most of whose layers are gated delta nets: they are scored, on a CPU."""
+ATTENDING = tuple(name for name in FAMILIES if name not in RECURRENT)
 LIKE_OTHERS = (
     *(
         "gemma",

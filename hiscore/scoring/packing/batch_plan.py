@@ -13,6 +13,7 @@ import numpy as np
 
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
 from hiscore.batching.batched_model import Part
+from hiscore.recurrence.metadata import MOST_QUERIES
 from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.requests.query_key import PAGE
 from hiscore.scoring.requests.request import ScoreRequest
@@ -71,11 +72,10 @@ class ScoringPlan:
         key = prompt.query_key
         if key.whole in self._queries:
             return 0, 0
-        cached = PAGE * self._cache.leading_pages(key, self._pages)
         # An empty item is read at the query's last token, which must then be computed. Another job of the same
         # query may have one.
         last = prompt.empty_items > 0 or self._cache.holds
-        cached = min(cached, max(0, prompt.query_length - last) // PAGE * PAGE)
+        cached = self._cache.hit(key, max(0, prompt.query_length - last), self._pages)
         return prompt.query_length - cached, cached
 
     def _cost(self, job: ScoreRequest, first: int, last: int, query: int, read: int) -> int:
@@ -88,8 +88,9 @@ class ScoringPlan:
         if prompt.empty_items:
             # They have no tokens, but their rows are still read.
             tokens += prompt.empty_items if whole else int((prompt.item_lengths[first:last] == 0).sum())
-        # The contexts of a forward have to fit as well.
-        return max(tokens, -(-read * self._budget // MAX_CONTEXT_SLOTS))
+        # The contexts of a forward have to fit as well, and the states of its queries.
+        of_state = 0 if self._cache.states is None else -(-self._budget // MOST_QUERIES)
+        return max(tokens, -(-read * self._budget // MAX_CONTEXT_SLOTS), of_state)
 
     def _end_of_part(self, job: ScoreRequest, first: int, query: int, room: int, cost: int) -> int:
         """One past the last item of a part of about `room` tokens, and of one item at least."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from hiscore.arrays import Int32, Int64, joined
 from hiscore.attention.metadata import Forward, SegmentGroup
+from hiscore.recurrence.metadata import StatePlan
 from hiscore.scoring.packing.longrope import LongropeTables
 from hiscore.scoring.packing.packed_prompt import PackedPrompt
 
@@ -78,7 +79,9 @@ class BatchRows(NamedTuple):
             read_items=joined([p.items for p in packed]),
         )
 
-    def forward(self, begin: int, end: int, groups: Sequence[SegmentGroup]) -> Forward:
+    def forward(
+        self, begin: int, end: int, groups: Sequence[SegmentGroup], states: StatePlan | None = None
+    ) -> Forward:
         inside, read_ends, read_items = self.segment_ends[:-1], self.read_ends, self.read_items
         if end - begin < len(self.tokens):  # it may begin and end within a query or an item
             ends = self.segment_ends
@@ -97,4 +100,5 @@ class BatchRows(NamedTuple):
             scored_rows=read_ends - (begin + 1),
             scored_items=read_items,
             angles=None if self.angles is None else self.angles[begin:end],
+            states=states,
         )

@@ -1,12 +1,14 @@
 """A prompt's place in the batch that is being packed, and the pool's slots of its tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from hiscore.arrays import Int64
 from hiscore.attention.metadata import NO_SLOT, SegmentGroup
+from hiscore.recurrence.metadata import ZERO_SLOT
 from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.requests.query_key import PAGE
 from hiscore.scoring.requests.request import MultiItemPrompt
@@ -20,18 +22,37 @@ class Allocation:
     read_until: int
 
 
+class QueryStates(NamedTuple):
+    """Slots of a query's states in the pool: the one behind its cached tokens, and those to keep, by place."""
+
+    first: int
+    kept: Mapping[int, int]
+
+
+NO_STATES = QueryStates(ZERO_SLOT, {})
+
+
 class PackedPrompt:
     """A prompt and its place in the batch's sequence. Its tokens count from the query's first, cached or not."""
 
-    def __init__(self, prompt: MultiItemPrompt, begin: int, slots: Int64, cached: int, items: Int64) -> None:
+    def __init__(
+        self,
+        prompt: MultiItemPrompt,
+        begin: int,
+        slots: Int64,
+        cached: int,
+        items: Int64,
+        states: QueryStates = NO_STATES,
+    ) -> None:
         """Place a prompt whose first new token has index `begin` in the batch's sequence.
 
         Args:
             slots: Pool slots of its first tokens.
             cached: Its first tokens that are not computed.
             items: int64 [items]: the index of each among all items of the batch.
+            states: States of its query, if layers are recurrent.
         """
-        self.prompt = prompt
+        self.prompt, self.states = prompt, states
         self.query = prompt.query_length
         self.cached = cached
         self.begin = begin - cached  # index that token 0 has, or would have, in the batch's sequence
@@ -42,7 +63,7 @@ class PackedPrompt:
 
     def offset_in_node(self, index: int) -> int:
         token = index - self.begin
-        return token - self._node(token)[0]
+        return token - self.node(token)[0]
 
     def groups(self, begin: int, end: int) -> Iterator[SegmentGroup]:
         """The groups of a forward that begins and ends at these indices of the batch's sequence."""
@@ -52,7 +73,7 @@ class PackedPrompt:
         items = max(first, self.query)
         if first < self.query:
             yield SegmentGroup(first + shift, min(last, self.query) + shift, self.slots[:first], none)
-        elif first > self.query and (item := self._node(first))[0] < first:
+        elif first > self.query and (item := self.node(first))[0] < first:
             # The rest of an item that began in the forward before: it sees that part of itself as well.
             items = min(last, item[1])
             own = self.slots[item[0] : first]
@@ -71,7 +92,7 @@ class PackedPrompt:
         done = boundary - self.begin
         spans = [(0, min(done, self.query), self.end)]
         if done > self.query:
-            first, last = self._node(done)
+            first, last = self.node(done)
             spans.append((first, done, self.begin + last))
         for first, last, read_until in spans:
             missing = first + np.flatnonzero(self.slots[first:last] == NO_SLOT)
@@ -79,7 +100,7 @@ class PackedPrompt:
             self.slots[missing] = cache.slots_of(pages)[: len(missing)]
             yield Allocation(pages, read_until)
 
-    def _node(self, token: int) -> tuple[int, int]:
+    def node(self, token: int) -> tuple[int, int]:
         """Begin and end of the query or item that a token belongs to."""
         if token < self.query:
             return 0, self.query

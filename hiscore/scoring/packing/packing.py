@@ -4,8 +4,9 @@ The tokens of all prompts form one sequence: query, items, next query, next item
 at most `budget` tokens. Query tokens found in the prefix cache are left out, and prompts with the same query are
 packed as one (`query_groups`).
 
-A slice never ends within a block of keys that attention adds up at once: a query or an item is cut at multiples of
-a page only. So the order of a row's sums, and every bit of its result, is the same however a batch is cut.
+A slice never ends within a block of keys that attention adds up at once, nor within a chunk of a recurrence: a
+query or an item is cut at multiples of those only. So the order of a row's sums, and every bit of its result, is
+the same however a batch is cut.
 
 Attention follows one rule. A *segment* is a run of new tokens of one query or one item; consecutive segments that
 see the same *context* form a *group*: a query alone, or the items of a prompt. A token sees the context of its
@@ -19,12 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hiscore.arrays import Int64
 from hiscore.attention.metadata import Forward, SegmentGroup
+from hiscore.recurrence.metadata import CHUNK, ZERO_SLOT
 from hiscore.scoring.packing.batch_rows import BatchRows
 from hiscore.scoring.packing.longrope import LongropeTables
-from hiscore.scoring.packing.packed_prompt import Allocation, PackedPrompt
+from hiscore.scoring.packing.packed_prompt import NO_STATES, Allocation, PackedPrompt, QueryStates
 from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.packing.query_groups import QueryGroup, grouped_by_query
+from hiscore.scoring.packing.state_spans import StatesOfForward
 from hiscore.scoring.requests.query_key import PAGE, QueryKey
 from hiscore.scoring.requests.request import MultiItemPrompt
 
@@ -46,12 +50,12 @@ def pack(
     """Pack prompts into forwards. A prompt without items costs nothing: no row of it would be read.
 
     Args:
-        budget: Tokens per forward, at most; at least a page.
+        budget: Tokens per forward, at most; at least a page, or with recurrent layers a chunk.
         longrope: Its tables beyond the original context; None: all prompts are rotated alike.
 
     Raises:
         PoolExhausted: What a prompt keeps does not fit the pool.
-        ValueError: The budget is smaller than a page.
+        ValueError: The budget is smaller than that.
 
     Example:
         >>> prompt = MultiItemPrompt.of([1, 2, 3], [[4, 5], [6]])
@@ -63,13 +67,14 @@ def pack(
         >>> [(group.first_row, group.last_row, group.context_rows) for group in forward.groups]
         [(0, 3, slice(0, 0, None)), (3, 6, slice(0, 3, None))]
     """
-    if budget < PAGE:
-        raise ValueError(f"a forward of {budget} tokens is smaller than a page, {PAGE}")
+    unit = PAGE if cache.states is None else CHUNK
+    if budget < unit:
+        raise ValueError(f"a forward of {budget} tokens is smaller than {unit}, where a query may be cut")
     try:
         groups = grouped_by_query(prompts, cache.caching, longrope)
         cache.begin_batch(*_claims(groups, budget, cache))
         packed, cached = _place(groups, len(prompts), cache)
-        ends = _cut(packed, budget)
+        ends = _cut(packed, budget, unit)
         _keep_across_forwards(packed, ends, cache)
     finally:
         cache.end_batch()
@@ -80,12 +85,16 @@ def pack(
     remaining = deque(packed)
     for begin, end in pairwise([0, *ends]):
         groups_of_forward: list[SegmentGroup] = []
+        states = None if cache.states is None else StatesOfForward(begin, end)
         while remaining and remaining[0].begin + remaining[0].cached < end:
             groups_of_forward += remaining[0].groups(begin, end)
+            if states is not None:
+                states.add(remaining[0])
             if remaining[0].end > end:
                 break
             remaining.popleft()
-        forwards.append(rows.forward(begin, end, groups_of_forward))
+        plan = None if states is None else states.plan()
+        forwards.append(rows.forward(begin, end, groups_of_forward, plan))
     return Batch(tuple(forwards), cached)
 
 
@@ -97,8 +106,8 @@ def _place(
     cached: dict[int, int] = {}
     end = 0
     for group in groups:
-        slots, hit = cache.acquire_query(group.prompt.query_key, group.max_hit)
-        packed.append(PackedPrompt(group.prompt, end, slots, hit, group.items))
+        slots, hit, states = _acquire(group, cache)
+        packed.append(PackedPrompt(group.prompt, end, slots, hit, group.items, states))
         end = packed[-1].end
         for member in group.members:
             # Computed for the first. What was computed for any of its items was not cached for the prompt.
@@ -107,13 +116,29 @@ def _place(
     return packed, tuple(cached.get(prompt, 0) for prompt in range(prompts))
 
 
-def _cut(packed: Sequence[PackedPrompt], budget: int) -> list[int]:
+def _acquire(group: QueryGroup, cache: QueryCache) -> tuple[Int64, int, QueryStates]:
+    """Look up a query: the slots of its first tokens, how many of these are cached, and its states."""
+    key, states = group.prompt.query_key, cache.states
+    if states is None or not cache.caching:
+        return *cache.acquire_query(key, group.max_hit), NO_STATES
+    shared = cache.leading_pages(key) * PAGE
+    slots, hit = cache.acquire_query(key, cache.hit(key, group.max_hit))
+    hit = states.find(key, hit)
+    first = states.use(key, hit) if hit else ZERO_SLOT
+    kept = {}
+    for place in sorted({each // CHUNK * CHUNK for each in (shared, len(slots))}):
+        if place > hit and (slot := states.keep(key, place)) is not None:
+            kept[place] = slot
+    return slots, hit, QueryStates(first, kept)
+
+
+def _cut(packed: Sequence[PackedPrompt], budget: int, unit: int) -> list[int]:
     ends: list[int] = []
     begin, total = 0, packed[-1].end if packed else 0
     for p in packed:
         while p.end - begin > budget:
             end = begin + budget
-            begin = end - p.offset_in_node(end) % PAGE
+            begin = end - p.offset_in_node(end) % unit
             ends.append(begin)
     return [*ends, total] if total else []
 

@@ -16,15 +16,21 @@ import numpy as np
 
 from hiscore.arrays import Int64
 from hiscore.errors import PoolExhausted
+from hiscore.scoring.packing.state_cache import StateCache
 from hiscore.scoring.requests.query_key import PAGE, QueryKey
 
 
 class QueryCache:
     """Allocates the pages of a KV pool, and caches queries in those that are left over."""
 
-    def __init__(self, pages: int, reserve: int, caching: bool = True) -> None:
-        """Start with all pages free; every batch can `allocate` up to `reserve` of them."""
-        self.caching = caching
+    def __init__(
+        self, pages: int, reserve: int, caching: bool = True, states: StateCache | None = None
+    ) -> None:
+        """Start with all pages free; every batch can `allocate` up to `reserve` of them.
+
+        Where layers are recurrent, `states` has the states without which pages alone are of no use.
+        """
+        self.caching, self.states = caching, states
         self.holds = False
         self._most_reserved = self._reserve = reserve
         self._pages = pages
@@ -48,6 +54,11 @@ class QueryCache:
     def leading_pages(self, key: QueryKey, more: Container[bytes] = ()) -> int:
         """Count a query's leading pages that are cached, or among `more`; on any thread, without a change."""
         return key.leading(self._cached, more) if self.caching else 0
+
+    def hit(self, key: QueryKey, most: int, more: Container[bytes] = ()) -> int:
+        """Count a query's first tokens, at most `most`, that need not be computed: a multiple of `PAGE`."""
+        tokens = min(self.leading_pages(key, more), most // PAGE) * PAGE
+        return tokens if self.states is None else self.states.find(key, tokens)
 
     def can_hold(self, key: QueryKey) -> bool:
         # While it is computed, a batch of several forwards may keep as much again.
@@ -95,6 +106,8 @@ class QueryCache:
     def end_batch(self) -> None:
         """End a batch whose forwards are all packed: the next batch may evict what it used."""
         self._in_use = self._read_by_held()
+        if self.states is not None:
+            self.states.end_batch()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -132,6 +145,8 @@ class QueryCache:
         self._in_use = self._read_by_held()
         for page_hash in [each for each in self._cached if each not in self._in_use]:
             self._free_pages.append(self._cached.pop(page_hash))
+        if self.states is not None:
+            self.states.clear()
 
     def _read_by_held(self) -> set[bytes]:
         return {page_hash for pages in self._held for page_hash in pages if page_hash not in self._unwritten}

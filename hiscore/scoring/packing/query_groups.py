@@ -29,7 +29,7 @@ class QueryGroup(NamedTuple):
 
     def hit_pages(self, cache: QueryCache) -> int:
         """Count the query's cached pages that need not be computed."""
-        return min(cache.leading_pages(self.prompt.query_key), self.max_hit // PAGE) if cache.caching else 0
+        return cache.hit(self.prompt.query_key, self.max_hit) // PAGE if cache.caching else 0
 
 
 def grouped_by_query(

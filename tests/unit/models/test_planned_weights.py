@@ -18,7 +18,7 @@ from hiscore.models.planned_weights import planned_bytes
 from hiscore.parallel.shard import Shard
 from tests.support import quantised, tiny_models
 from tests.support.quantised import SCHEMES
-from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_models import FAMILIES, RECURRENT
 from tests.support.weights import held
 
 CPU = torch.device("cpu")
@@ -85,7 +85,9 @@ def test_what_becomes_fp8_is_planned_so(scheme: str | None, ranks: int, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_planned(family: str, tmp_path: Path) -> None:
-    assert_as_planned(quantise(family, "fp8-block-32", tmp_path, leave="none"), 2)
+    assert_as_planned(
+        quantise(family, "fp8-block-32", tmp_path, leave="none"), 1 if family in RECURRENT else 2
+    )
 
 
 def test_experts_in_mxfp4_are_planned(tmp_path: Path) -> None:

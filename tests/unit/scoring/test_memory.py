@@ -9,6 +9,7 @@ import pytest
 from hiscore.models.support import context_limit
 from hiscore.scoring.memory import (
     CPU_ATTENTION_BYTES,
+    PoolSizes,
     default_cache_bytes,
     plan_memory,
     pool_sizes,
@@ -30,9 +31,9 @@ def plan(name: str, device_gib: float, max_context: int | None = None, place: st
     a, free = architecture(name), int(device_gib * GIB)
     a = replace(a, context_length=context_limit(a.context_length, max_context))
     number_bytes = 2 if place.startswith("cuda") else 4
-    pages = pool_sizes(a, number_bytes, BUDGET, default_cache_bytes(free)).pages
+    sizes = pool_sizes(a, number_bytes, BUDGET, default_cache_bytes(free))
     weights = MemoryLine("weights", int(GEOMETRIES[name].parameters * number_bytes))
-    return plan_memory(place, a, number_bytes, weights, BUDGET, pages)
+    return plan_memory(place, a, number_bytes, weights, BUDGET, sizes)
 
 
 def pool_gib(planned: MemoryPlan) -> float:
@@ -59,7 +60,7 @@ def test_attention_on_a_cpu_is_planned_once() -> None:
     a, weights = architecture("SmolLM2-135M"), MemoryLine("weights", 0)
 
     def activations(place: str) -> int:
-        planned = plan_memory(place, a, 4, weights, BUDGET, 1)
+        planned = plan_memory(place, a, 4, weights, BUDGET, PoolSizes(1, 1))
         return next(line.bytes for line in planned.lines if line.name == "activations")
 
     assert activations("cpu") - activations("cuda:0") == CPU_ATTENTION_BYTES

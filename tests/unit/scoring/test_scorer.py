@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from hiscore.attention.metadata import SegmentGroup
 from hiscore.errors import RequestError
+from hiscore.recurrence.metadata import CHUNK
 from hiscore.scoring import decoder_scorer
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.packing.packing import Batch, pack
 from hiscore.scoring.requests.options import ScoreOptions, parse_options
+from hiscore.scoring.requests.query_key import PAGE
 from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.results import readout_plan
 from hiscore.scoring.results.readout import scores_from_head
@@ -24,7 +26,15 @@ from tests.support.comparison import INVARIANCE
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiers import first_of
-from tests.support.tiny_models import CONTEXT, FAMILIES, FIRST, VOCABULARY, WITHOUT_CLASSIFIER, make
+from tests.support.tiny_models import (
+    CONTEXT,
+    FAMILIES,
+    FIRST,
+    RECURRENT,
+    VOCABULARY,
+    WITHOUT_CLASSIFIER,
+    make,
+)
 from tests.support.truth import Truth
 
 
@@ -48,7 +58,7 @@ def test_scores_equal_transformers_one_at_a_time(family: str, labels: int | None
     checkpoint, truth = checkpoints(family, labels)
     rng = np.random.default_rng(0)
     calls = [random_tokens(rng, query, items, VOCABULARY) for query, items in BATCH]
-    for budget in (4_096, 32):
+    for budget in (4_096, CHUNK if family in RECURRENT else PAGE):
         scorer = load_decoder_scorer(checkpoint, "cpu", "float32", budget)
         for options in (ScoreOptions(), ScoreOptions(apply_softmax=True, temperature=0.7)):
             found = score(scorer, calls, options)
@@ -125,7 +135,9 @@ def test_control_a_wrong_mask_or_position_fails(family: str, wrong, checkpoints,
 def test_any_shapes_equal_transformers(batch, budget: int, family: str, softmax: bool, checkpoints) -> None:
     checkpoint, truth = checkpoints(family)
     options = ScoreOptions(apply_softmax=softmax)
-    scorer = load_decoder_scorer(checkpoint, "cpu", "float32", budget)
+    scorer = load_decoder_scorer(
+        checkpoint, "cpu", "float32", max(budget, CHUNK) if family in RECURRENT else budget
+    )
     for call, scores in zip(batch, score(scorer, batch, options), strict=True):
         if call.items:
             check(scores, truth.scores(call.query, call.items, LABELS, softmax), options)
@@ -205,7 +217,9 @@ def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
             check(answer.scores, truth.scores(each.query, each.items, LABELS, True), options)
             cached.append(answer.cached_tokens)
     # In pages of 32; an empty item is read at the query's last token, which must be computed, once for a batch.
-    assert cached == [0, 32, 64, 64, 64]
+    # A state is kept after 64 tokens.
+    first = 0 if family in RECURRENT else 32
+    assert cached == [0, first, 64, 64, 64]
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ def claim_both(directory: Path, free_gib: float, shared: str) -> int:
     ledger = Ledger(directory)
     ledger.free("host", lambda: free)
     budget = DEFAULT_BATCH_TOKENS["cpu"]
-    pages = pool_sizes(a, 4, budget, default_cache_bytes(free)).pages
+    sizes = pool_sizes(a, 4, budget, default_cache_bytes(free))
     weights = MemoryLine("weights", int(GEOMETRIES[NAME].parameters * 4), shared=shared)
-    scorer = plan_memory("host", a, 4, weights, budget, pages)
+    scorer = plan_memory("host", a, 4, weights, budget, sizes)
     ledger.claim("scorer", scorer)
     _, cache_config, (decode,) = planned(NAME, CPU, 0, free_gib)
     lines = tuple(weights if line.name == "weights" else line for line in decode.lines)

@@ -154,7 +154,7 @@ def test_the_blocks_of_keys_are_those_of_the_item_alone(calls: list[Tokens], bud
 def test_control_cuts_anywhere_change_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = distinct([Tokens([0] * 40, [[0] * 40])])
     alone = key_blocks(pack([calls[0].prompt()], 1_000, pages(1_000)), calls, Interpreter())
-    monkeypatch.setattr("hiscore.scoring.packing.packing._cut", lambda packed, budget: [50, 80])
+    monkeypatch.setattr("hiscore.scoring.packing.packing._cut", lambda packed, budget, unit: [50, 80])
     cut = key_blocks(pack([calls[0].prompt()], 50, pages(50)), calls, Interpreter())
     assert cut != alone
 

@@ -1,0 +1,1 @@
+"""Layers whose tokens see a state of fixed size in place of the tokens before them."""
