@@ -32,7 +32,7 @@ def call(
 ) -> tuple[int, dict[str, str], Any, str]:
     """Status, headers and body of an answer, and the page of metrics; leaves: the caller, after the body."""
     metrics = Metrics()
-    variants = [Variant(Body, dict, handle, tei_error, field="text"), Variant(Body, dict, handle)]
+    variants = [Variant(Body, dict, handle, tei_error, fields=("text",)), Variant(Body, dict, handle)]
     endpoint = Endpoint("/route", variants, ApiBounds(max_body_bytes=100), Keys(None), metrics)
     given = {"content-type": "application/json"} | {
         name.replace("_", "-"): value for name, value in headers.items()
