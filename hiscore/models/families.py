@@ -10,7 +10,8 @@ A family is a `model_type` of transformers. To add one:
 2. Go through the family's `configuration_*.py` and `modeling_*.py` in transformers. For every key that changes the
    computation and is not implemented for all of its values, add a rule: what is not refused here is computed, and
    would silently be computed wrongly.
-3. Add a random checkpoint to `tests/support/tiny_models.py` (or `tiny_dsa.py`): tests compare every family there
+3. Name its classes in `models/model_classes.py`.
+4. Add a random checkpoint to `tests/support/tiny_models.py` (or `tiny_dsa.py`): tests compare every family there
    with transformers' own model.
 
 Nothing here imports torch: the launcher reads this table before anything heavy is loaded.
