@@ -73,12 +73,9 @@ class Conversations:
         # Templates make tokens of roles; the API knows them all.
         known = [{**message, "role": own(message["role"])} for message in self._form.apply(messages)]
         text = template.render_as_is(known, **variables)
-        if found := self.tokenizer.written_by_callers(text):
-            given = json.dumps([known, variables], ensure_ascii=False, default=str)
-            if unknown := [each for each in found if each not in given]:
-                raise PromptError(
-                    f"the chat template writes {min(unknown)!r} in a way that cannot be told from a caller's"
-                )
+        self.tokenizer.check_own(
+            text, lambda: json.dumps([known, variables], ensure_ascii=False, default=str)
+        )
         self._limits.check_bytes("", [self.tokenizer.reveal(text)], self.tokenizer.bytes_per_token)
         (ids,) = self.tokenizer.encode([text])
         if not ids:

@@ -76,7 +76,9 @@ class DecisionPrompter:
         """Labels of the checkpoint, found at first use; raises `PromptError` if its template takes no question."""
         if self._labels is None:
             before, after = self._frame([Message("user", "a")])
-            self._labels = AnswerLabels(self.tokenizer, before + "b" + after)
+            prompt = own("") + before + "b" + after
+            self.tokenizer.check_own(prompt)
+            self._labels = AnswerLabels(self.tokenizer, prompt)
         return self._labels
 
     def text(self, state: Sequence[Message], question: Question) -> str:

@@ -53,6 +53,7 @@ class RerankPrompts:
         self._special_tokens = special_tokens(checkpoint)
         sources = [source, self._chat.source] if self._chat else [source]
         self.tokenizer = PromptTokenizer(checkpoint, sources)
+        self.tokenizer.check_own(self.text("a", "b"))
         self.label_ids: Sequence[int] = ()
         if not is_classifier:
             self._find_labels(labels)

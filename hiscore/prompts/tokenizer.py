@@ -9,7 +9,7 @@ is text like any other.
 import json
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from hiscore.prompts.cannot_encode import CannotEncode, panics_refused
+from hiscore.prompts.chat import PromptError
 from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, rename_pieces
 from hiscore.prompts.shared_beginning import common_length
 from hiscore.prompts.token_limits import TokenLimits
@@ -67,9 +68,18 @@ class PromptTokenizer:
             return prompt
         return prompt.rename(self._protected_text, lambda match: self._names[match[0]])
 
-    def written_by_callers(self, prompt: TrackedText) -> set[str]:
-        """Find protected tokens in a prompt that are text, since the template did not write them itself."""
-        return prompt.find_callers(self._protected_text)
+    def check_own(self, prompt: TrackedText, given: Callable[[], str] = str) -> None:
+        """Check that a template wrote the protected tokens itself that callers' texts, `given`, have not.
+
+        Raises:
+            PromptError: One of its own was not kept track of, and would become text.
+        """
+        found = prompt.find_callers(self._protected_text)
+        texts = given() if found else ""
+        if lost := [each for each in found if each not in texts]:
+            raise PromptError(
+                f"the template writes {min(lost)!r} in a way that cannot be told from a caller's"
+            )
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Encode rendered templates. No special tokens are added.

@@ -184,6 +184,13 @@ def test_what_prompts_share_counts_once() -> None:
             limits.gather([0], [alike, [last]])
 
 
+def test_a_token_of_the_template_that_would_become_text_is_an_error(tmp_path: Path) -> None:
+    checkpoint = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
+    (checkpoint / "chat_template.jinja").write_text("{{ '<|im_start|>%s' % messages[-1].content }}")
+    with pytest.raises(PromptError, match=r"'<\|im_start\|>' in a way"):
+        DecisionPrompter(checkpoint, LIMITS).labels.of("predicate", 2)
+
+
 @pytest.mark.slow
 def test_a_template_that_changes_messages_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "model"

@@ -156,6 +156,16 @@ def test_a_template_can_refuse_but_not_harm() -> None:
             ChatTemplate(attack, {}).render([])
 
 
+def test_a_token_of_a_template_that_would_become_text_is_an_error(qwen: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ '<|im_start|>{}'.format(query) }}{{ document }}")
+    with pytest.raises(ValueError, match=r"'<\|im_start\|>' in a way"):
+        RerankPrompts(qwen, str(own), is_classifier=True)
+    # The control: where it is kept track of.
+    own.write_text("{{ '<|im_start|>' ~ query }}{{ document }}")
+    assert RerankPrompts(qwen, str(own), is_classifier=True)
+
+
 def test_a_checkpoint_without_a_chat_template_has_none(tmp_path: Path) -> None:
     assert read_chat_template(tmp_path) is None
 
