@@ -1,6 +1,7 @@
 """The start of a model: its settings, its checkpoint, its device and its server."""
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.support import Capabilities, servable
 from hiscore.server.run_directory import run_directory
 from hiscore.server.server_resources import Instance, ServerResources, has_sharers
-from hiscore.settings.models import MODEL_SETTINGS, AnySettings, read_settings
+from hiscore.settings.models import MODEL_SETTINGS, AnySettings, read_settings, variables
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,9 @@ def read_start(settings: type[AnySettings], args: dict[str, str]) -> ModelStart[
     config = json.loads(args["model_config"])
     read = read_settings(settings, config)
     configure_model(read.log_format, args["model_name"])
+    # The model's config, which callers can read, has its parameters alone.
+    given = " ".join(f"{name}={value}" for name, value in variables(settings, dict(read)).items())
+    log.info("settings of %s: %s", args["model_name"], given or "the defaults")
     checkpoint = resolve(read.model, progress=False)
     capabilities = servable(checkpoint, getattr(read, "tensor_parallel", 1))
     kind = next(name for name, declared in MODEL_SETTINGS.items() if declared is settings)

@@ -86,13 +86,14 @@ def test_a_model_says_why_it_cannot_serve_a_checkpoint(start: ModuleType, tmp_pa
 
 
 def test_a_model_has_its_own_name_and_place(
-    start: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HISCORE_RUN_DIRECTORY", str(tmp_path))
     checkpoint = tiny_models.make("llama", tmp_path / "lm")
     found = start.read_start(DecodeSettings, arguments(tmp_path, name="decode_small", MODEL=str(checkpoint)))
     assert (found.name, found.checkpoint, found.directory) == ("decode_small", checkpoint, tmp_path)
     assert found.labels == {"model": "decode_small", "version": "1"}
+    assert f"settings of decode_small: MODEL={checkpoint}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
