@@ -14,6 +14,7 @@ from hiscore.launcher import Server
 from hiscore.launcher.api import Api
 from hiscore.launcher.repository import SHIPPED
 from hiscore.settings import ServeSettings
+from tests.server import analyzer
 from tests.server.api import api_of
 from tests.server.held import Holdable
 from tests.server.leftovers import leftovers
@@ -154,6 +155,11 @@ def start_server(kept_servers: Servers) -> Iterator[StartServer]:
     """Servers that run at least until the module ends."""
     yield kept_servers
     kept_servers.end_of_module()
+
+
+@pytest.fixture(scope="session")
+def perf_analyzer() -> list[str]:
+    return analyzer.installed()
 
 
 @pytest.fixture(scope="module")

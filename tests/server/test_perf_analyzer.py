@@ -1,9 +1,6 @@
 """NVIDIA's perf_analyzer drives `score`, `scorer` and `decode`; what it exports is what the models answered."""
 
 import csv
-import os
-import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,53 +14,11 @@ from perf.loadgen.analyzer_scoring import by_text
 from perf.loadgen.perf_analyzer import Analyzer
 from perf.loadgen.token_check import FirstTokens
 from perf.loadgen.window import WrongScores
+from tests.server.analyzer import PERF, REQUESTS, drive
 from tests.server.counters import counted
 from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
-
-PERF = Path(__file__).resolve().parents[2] / "perf"
-REQUESTS = 40
-# The runner's exit code when it cannot install the tool.
-UNAVAILABLE = 69
-
-
-@pytest.fixture(scope="module")
-def perf_analyzer() -> list[str]:
-    command = [str(PERF / "perf-analyzer")]
-    done = analyze(command, "--version")
-    # Where it can be installed, not being able to is a failure.
-    installable = platform.machine() == "x86_64" and (glibc() >= (2, 38) or shutil.which("apt-get"))
-    if done.returncode == UNAVAILABLE and not installable:
-        pytest.skip(f"perf_analyzer cannot be installed here: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    assert "Perf Analyzer Version" in done.stdout + done.stderr
-    return command
-
-
-def glibc() -> tuple[int, ...]:
-    return tuple(map(int, platform.libc_ver()[1].split(".")))
-
-
-def analyze(command: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHON": sys.executable}
-    return subprocess.run(
-        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def drive(command: list[str], server: Server, model: str, report: Path, *more: str, way: str = "grpc") -> str:
-    file = {"tokenizer": "score"}.get(model, model)
-    url = server.grpc_url if way == "grpc" else server.http_address
-    done = analyze(
-        command,
-        *("-m", model, "-i", way, "-u", url, "--concurrency-range", "2"),
-        *("--input-data", str(PERF / "data" / f"{file}.json"), "--request-count", str(REQUESTS)),
-        *("-f", str(report), *more),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
 
 # It has parameters over gRPC alone.
 SOFTMAX = "--request-parameter", "apply_softmax:true:bool"

@@ -1,21 +1,29 @@
 """A plain tritonserver loads the repository as it stands: settings, checkpoints, models that come and go."""
 
+import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
+import tritonclient.grpc
+import tritonclient.http
 
 from hiscore.launcher.repository import CONFIG, SHIPPED
 from tests.server import generation
+from tests.server.analyzer import drive
+from tests.server.footprint import footprint, grown
 from tests.server.plain import PlainTriton, plain_triton
 from tests.server.test_score_parity import CASES, LABELS, truth
-from tests.server.wire import WAYS, Refused, score_texts
+from tests.server.wire import WAYS, Refused, over_grpc, score_texts
 from tests.support import tiny_models, tiny_tokenizers
 from tests.support.comparison import check
 from tests.support.timeouts import TIMEOUT_S, wait_until
@@ -23,9 +31,17 @@ from tests.support.timeouts import TIMEOUT_S, wait_until
 pytestmark = pytest.mark.server
 
 OURS = ("score", "classify", "tokenizer", "scorer", "decode")
-OF_OTHER = ("score", "tokenizer", "scorer")
 PROMPT = {"input_ids": [5, 6, 7]}
-EXAMPLES = Path(__file__).resolve().parents[2] / "client/examples/tritonclients"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "client/examples/tritonclients"
+PAGE = (ROOT / "docs/triton.md").read_text()
+
+
+def example(heading: str, language: str) -> str:
+    """The code of a section of docs/triton.md."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    return str(code)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +58,19 @@ def repository(other_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     directory = tmp_path_factory.mktemp("repository")
     for name in OURS:
         (directory / name).symlink_to(SHIPPED / name)
-    for name in OF_OTHER:
-        copy = directory / f"{name}_de"
-        shutil.copytree(SHIPPED / name, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        config = re.sub('ame: "(score|tokenizer|scorer)"', r'ame: "\1_de"', (copy / CONFIG).read_text())
-        if name != "score":
-            config += f'parameters {{ key: "MODEL" value: {{ string_value: "{other_lm}" }} }}\n'
-        (copy / CONFIG).write_text(config)
+    script = example("Several checkpoints in one server", "sh")
+    for written, here in {
+        "/models/german": other_lm,
+        " model_repository/": f" {SHIPPED}/",
+        " repository/": f" {directory}/",
+    }.items():
+        assert written in script
+        script = script.replace(written, str(here))
+    subprocess.run(["bash", "-euc", script], check=True)
+    caller = directory / "caller"
+    (caller / "1").mkdir(parents=True)
+    (caller / CONFIG).write_text(example("From another Python model", "pbtxt"))
+    (caller / "1/model.py").write_text(example("From another Python model", "python"))
     return directory
 
 
@@ -88,6 +110,41 @@ def test_triton_places_one_instance_by_itself(plain: PlainTriton) -> None:
     for model in ("scorer", "decode"):
         (group,) = plain.config_of(model)["instance_group"]
         assert (group["kind"], group["count"]) == ("KIND_CPU", 1)
+
+
+def test_another_python_model_calls_score(plain: PlainTriton) -> None:
+    """By the code of docs/triton.md; an error of `score` reaches the caller without a traceback."""
+    query, items = "Is this a fruit? It is", [" a hammer", " an apple", " a pear", " a stone"]
+
+    def order(items: list[str]) -> list[int]:
+        sent = {"query": np.array([query], np.object_), "items": np.array(items, np.object_)}
+        return [int(each) for each in over_grpc(plain, "caller", sent, {})["order"]]
+
+    scores = score_texts(plain, query, items, [" Yes", " No"], apply_softmax=True).scores[:, 0]
+    assert order(items) == np.argsort(-scores).tolist()
+    assert order(items[::-1]) == np.argsort(-scores[::-1]).tolist() != order(items)
+    with pytest.raises(Refused, match=r"^\w+: in ensemble 'score', [^/]*$"):
+        order([" word" * 600])
+
+
+@pytest.mark.parametrize("module", [tritonclient.grpc, tritonclient.http], ids=["grpc", "http"])
+def test_classify_names_the_likeliest_labels(module: ModuleType, plain: PlainTriton) -> None:
+    """A language model's labels are those of the call; names in labels.txt are tested with a classifier."""
+    sent = {
+        "text": np.array([["It is an apple"]], np.object_),
+        "label_token_ids": np.array([[5, 9, 7]], np.int32),
+    }
+    inputs = []
+    for name, values in sent.items():
+        kind = "INT32" if values.dtype == np.int32 else "BYTES"
+        inputs.append(module.InferInput(name, list(values.shape), kind))
+        inputs[-1].set_data_from_numpy(values)
+    url = plain.grpc_url if module is tritonclient.grpc else plain.http_address
+    with module.InferenceServerClient(url) as client:
+        (all_of,) = client.infer("classify", inputs).as_numpy("probabilities")
+        asked = [module.InferRequestedOutput("probabilities", class_count=2)]
+        (named,) = client.infer("classify", inputs, outputs=asked).as_numpy("probabilities")
+    assert [int(each.split(b":")[1]) for each in named] == np.argsort(-all_of)[:2].tolist()
 
 
 def test_decode_streams(plain: PlainTriton) -> None:
@@ -154,7 +211,14 @@ def test_a_wrong_parameter_is_named_and_leaves_the_others_alone(
 
 
 def test_parameters_of_a_load_are_in_force(plain: PlainTriton, other_lm: Path) -> None:
-    plain.control("tokenizer_de", "load", {"MAX_ITEMS": "2", "MODEL": str(other_lm)})
+    """They are shown to whoever asks for the config; with those of the environment they are in the log."""
+    given = {"MAX_ITEMS": "2", "MODEL": str(other_lm)}
+    plain.control("tokenizer_de", "load", given)
+    shown = plain.config_of("tokenizer_de")["parameters"]
+    assert {name: each["string_value"] for name, each in shown.items()} == given
+    log = plain.log.read_text()
+    assert f"settings of tokenizer_de: MODEL={other_lm} MAX_CONTEXT=512 MAX_ITEMS=2" in log
+    assert re.search(r"settings of scorer: .*MAX_CONTEXT=512", log)
     with pytest.raises(Refused, match="at most 2"):
         score_texts(plain, "a", ["b"] * 3, LABELS, model="tokenizer_de")
 
@@ -167,12 +231,29 @@ def test_parameters_of_a_load_are_in_force(plain: PlainTriton, other_lm: Path) -
         ("tokens_grpc", 1, r"0\.\d{3} a pear"),
         ("score_grpc_aio", 1, r"planet: apple 0\.\d{3}, hammer 0\.\d{3}"),
         ("stream_grpc", 1, "Paris"),
+        ("shared_memory_grpc", 1, r"0\.\d{3} a pear"),
     ],
 )
 def test_an_example_of_tritonclient_runs(example: str, port: int, says: str, plain: PlainTriton) -> None:
     command = [sys.executable, str(EXAMPLES / f"{example}.py"), f"127.0.0.1:{plain.ports[port]}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert re.search(says, done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.exhaustive
+def test_perf_analyzer_sends_by_shared_memory_and_drives_classify(
+    plain: PlainTriton, perf_analyzer: list[str], tmp_path: Path
+) -> None:
+    by_memory = ("--shared-memory=system", "--output-shared-memory-size=65536")
+    drive(perf_analyzer, plain, "scorer", tmp_path / "scorer.csv", *by_memory)
+    for way in ("grpc", "http"):
+        with pytest.raises(AssertionError, match="does not support optional inputs"):
+            drive(perf_analyzer, plain, "score", tmp_path / "score.csv", *by_memory, way=way)
+        data = tmp_path / "classify.json"
+        labels = {"content": [5, 9, 7], "shape": [3]}
+        calls = [{"text": [text], "label_token_ids": labels} for text in ("It is an apple", "A hammer")]
+        data.write_text(json.dumps({"data": calls}))
+        drive(perf_analyzer, plain, "classify", tmp_path / "classify.csv", way=way, data=data)
 
 
 def test_a_model_that_dies_stays_dead_and_the_others_go_on(plain: PlainTriton) -> None:
@@ -182,6 +263,30 @@ def test_a_model_that_dies_stays_dead_and_the_others_go_on(plain: PlainTriton) -
     with pytest.raises(Refused):
         generation.over_grpc(plain, PROMPT, max_tokens=3)
     score_texts(plain, "a", ["b"], LABELS, model="score")
+
+
+@pytest.mark.exhaustive
+def test_models_that_come_and_go_leave_nothing(repository: Path, tiny_lm: Path, tmp_path: Path) -> None:
+    name, rounds = f"plain-{os.getpid()}", 10
+    flags = ["--model-control-mode=explicit", f"--backend-config=python,shm-region-prefix-name={name}"]
+    models = [*OURS[2:], *(f"{each}_de" for each in OURS[2:4])]
+    settings = {"MODEL": str(tiny_lm), "MAX_CONTEXT": "512", "HOST_KV_BYTES": str(2**24)}
+    samples, files = [], []
+    with plain_triton(repository, tmp_path, *flags, ready="/v2/health/live", **settings) as server:
+        for _ in range(rounds):
+            for action in ("load", "unload"):
+                with ThreadPoolExecutor(len(models)) as pool:
+                    list(pool.map(partial(server.control, action=action), models))
+                if action == "load":
+                    assert generation.over_grpc(server, PROMPT, max_tokens=3, ignore_eos=True).ids
+            wait_until(lambda: not any(map(server.stubs, models)), server.states)
+            samples.append(footprint(server.process.pid, name))
+            files.append(sorted(re.sub(r"\d+", "N", each.name) for each in server.run_directory().iterdir()))
+    print(*samples, files[-1], sep="\n")
+    assert grown(samples) == []
+    # One that each load left would be many here.
+    assert max(each.files for each in samples[3:]) - samples[3].files < rounds - 4
+    assert files[3] == files[-1]
 
 
 def test_a_classifier_is_scored_while_decode_says_why_it_cannot(tmp_path: Path) -> None:
