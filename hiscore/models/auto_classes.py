@@ -22,4 +22,8 @@ finally:
 
 from transformers import AutoConfig, AutoTokenizer  # noqa: E402
 
+from hiscore.models.new_config import NewConfig  # noqa: E402
+
+AutoConfig.register(NewConfig.model_type, NewConfig, exist_ok=True)
+
 __all__ = ["AutoConfig", "AutoTokenizer"]

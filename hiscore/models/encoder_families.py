@@ -23,13 +23,11 @@ def _pools_alike(config: Config) -> str | None:
 
 
 def _shares_heads(config: Config) -> str | None:
-    hidden, heads = config.get("hidden_size", 768), config.get("num_attention_heads", 12)
-    kv_heads, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim")
-    if heads % kv_heads:
-        return f"{heads} attention heads cannot share {kv_heads} heads of keys and values"
+    heads = config.get("num_attention_heads", 12)
+    kv_heads = config.get("num_key_value_heads") or heads
     return (
-        f"head_dim {head_dim} of {heads} heads is not hidden_size {hidden}"
-        if heads * (head_dim or hidden // heads) != hidden
+        f"{heads} attention heads cannot share {kv_heads} heads of keys and values"
+        if heads % kv_heads
         else None
     )
 
@@ -87,6 +85,22 @@ ENCODER_FAMILIES: dict[str, EncoderFamily] = {
                 ),
                 _pools_alike,
                 _shares_heads,
+            ),
+        ),
+        EncoderFamily(
+            name="new",
+            known_as="gte-multilingual-reranker-base",
+            positions=("rope",),
+            # Its config expresses one by the other.
+            rope_types=("default", "ntk", "linear"),
+            own_rules=(
+                key_rule(
+                    "layer_norm_type", one_of("layer_norm"), "layer_norm_type '{value}' is not layer_norm"
+                ),
+                key_rule(
+                    "logn_attention_scale", unset, "it scales attention by the length (logn_attention_scale)"
+                ),
+                key_rule("pack_qkv", bool, "pack_qkv is {value}: save it with q, k and v packed"),
             ),
         ),
         EncoderFamily(

@@ -25,8 +25,12 @@ def whole_heads(size_key: str = "hidden_size", heads_key: str = "num_attention_h
     """Heads must divide the hidden size."""
 
     def rule(config: Config) -> str | None:
-        size, heads = config.get(size_key, 0), config.get(heads_key, 1)
-        return f"{size_key} {size} is not a multiple of {heads_key} {heads}" if size % heads else None
+        size, heads, head_dim = config.get(size_key, 0), config.get(heads_key, 1), config.get("head_dim")
+        if size % heads:
+            return f"{size_key} {size} is not a multiple of {heads_key} {heads}"
+        if head_dim is not None and size and head_dim * heads != size:
+            return f"head_dim {head_dim} of {heads} heads is not {size_key} {size}"
+        return None
 
     return rule
 
@@ -40,6 +44,9 @@ class EncoderFamily:
     """Checkpoints that people know, for docs/models.md."""
     positions_follow_pad: bool = False
     """Positions are counted from pad_token_id + 1, and tokens that are the pad are not counted."""
+    positions: tuple[str | None, ...] = (None, "absolute")
+    """Values of position_embedding_type that are computed."""
+    rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
     own_rules: tuple[Rule, ...] = ()
 
     @property
@@ -60,12 +67,12 @@ class EncoderFamily:
             key_rule("add_cross_attention", unset, "it attends to the output of another encoder"),
             key_rule(
                 "position_embedding_type",
-                one_of(None, "absolute"),
-                "position_embedding_type '{value}' is not absolute",
+                one_of(*self.positions),
+                f"position_embedding_type '{{value}}' is not {self.positions[-1]}",
             ),
             whole_heads(),
             *self.own_rules,
-            rope_type_rule("default", "linear", "llama3", "yarn"),
+            rope_type_rule(*self.rope_types),
             whole_heads_rotated,
         )
 

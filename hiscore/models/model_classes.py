@@ -31,6 +31,7 @@ MODEL_CLASSES: dict[str, tuple[str, ...]] = {
         **{"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
         **{"electra": "Electra", "modernbert": "ModernBert", "deberta-v2": "DebertaV2"},
         **{"distilbert": "DistilBert", "albert": "Albert", "mpnet": "MPNet", "eurobert": "EuroBert"},
+        new="New",
     ),
     "qwen3_5": (f"Qwen3_5{TEXT_TOWER}", f"Qwen3_5{CLASSIFIER}"),
     "qwen3_5_text": (f"Qwen3_5{CAUSAL_LM}", f"Qwen3_5Text{CLASSIFIER}"),

@@ -30,7 +30,7 @@ OPTIONS = [{}, {"apply_softmax": True, "temperature": 0.7}]
 # A checkpoint of every family; the unit tests compare more of some.
 SERVED = {
     "bert": 1, "roberta": 1, "xlm-roberta": 2, "camembert": 1, "electra": 3, "modernbert-mean": 5, "deberta-v3": 1,
-    "distilbert": 2, "albert": 1, "mpnet": 1, "eurobert": 1,
+    "distilbert": 2, "albert": 1, "mpnet": 1, "eurobert": 1, "new": 1,
 }  # fmt: skip
 
 

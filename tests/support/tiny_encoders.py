@@ -3,6 +3,7 @@
 As in `tiny_models`, everything that a checkpoint holds is random, biases and norms included.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+from tests.support import published_new
 from tests.support.tiny_tokenizers import CORPUS
 
 VOCABULARY = 500
@@ -62,8 +64,6 @@ def byte_level() -> Any:
 
 
 def _trained_bpe(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    import json
-
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -101,8 +101,6 @@ def modern() -> Any:
 
 
 def trained_unigram(special: list[str]) -> list[tuple[str, float]]:
-    import json
-
     tokenizer = Tokenizer(Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -195,6 +193,10 @@ ENCODERS: dict[str, Tiny] = {
         modern,
         {"classifier_pooling": "bos", "num_key_value_heads": 1, "attention_bias": True, **OF_MODERN},
     ),
+    "new": Tiny("new", sentencepiece, {"pad_token_id": 1, **published_new.PUBLISHED}),
+    "new-types": Tiny(
+        "new", wordpiece, {"type_vocab_size": 2, "hidden_act": "relu", **published_new.PUBLISHED}
+    ),
     "modernbert": Tiny(
         "modernbert",
         modern,
@@ -247,5 +249,10 @@ def make(name: str, directory: Path, labels: int = 1, seed: int = 0) -> Path:
             is_norm = name_.endswith("weight") and parameter.ndim == 1
             parameter.normal_(1.0 if is_norm else 0.0, spread)
     model.save_pretrained(directory)
+    if tiny.model_type == "new":
+        # As published, not as the config class expresses it.
+        path = directory / "config.json"
+        stored = json.loads(path.read_text()) | published_new.PUBLISHED
+        path.write_text(json.dumps({key: value for key, value in stored.items() if key != "rope_parameters"}))
     tiny.tokenizer().save_pretrained(directory)
     return directory

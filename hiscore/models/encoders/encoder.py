@@ -13,7 +13,7 @@ from hiscore.attention.bidirectional import BidirectionalAttention, Bidirectiona
 from hiscore.device.numerics import widen
 from hiscore.layers.rope import Rope
 from hiscore.models.config_file import check_sizes, malformed_refused, read_config
-from hiscore.models.encoders import bert, deberta_v2, eurobert, modernbert, mpnet
+from hiscore.models.encoders import bert, deberta_v2, eurobert, modernbert, mpnet, new
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.weights import EncoderLayer, EncoderReader, EncoderWeights
 from hiscore.models.errors import UnsupportedCheckpoint
@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[Callable[[Any], EncoderArchitecture], Load]] = {
     "albert": (bert.albert_architecture, bert.load_albert),
     "mpnet": (mpnet.architecture, mpnet.load),
     "eurobert": (eurobert.architecture, eurobert.load),
+    "new": (new.architecture, new.load),
     "modernbert": (modernbert.architecture, modernbert.load),
     "deberta-v2": (deberta_v2.architecture, deberta_v2.load),
 }

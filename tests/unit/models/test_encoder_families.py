@@ -8,6 +8,7 @@ import pytest
 
 from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.encoders.encoder import FAMILIES
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.facts import read_facts
 from hiscore.models.families import family_of
 from hiscore.models.model_classes import MODEL_CLASSES
@@ -15,9 +16,10 @@ from hiscore.models.support import servable, undecodable, unscorable, unsupporte
 from tests.support import tiny_encoders
 
 CHANGES = {"electra": {"embedding_size": 64, "hidden_size": 64}}
-DISTILBERT, ALBERT, MPNET, EUROBERT = (
-    {"model_type": name} for name in ("distilbert", "albert", "mpnet", "eurobert")
+DISTILBERT, ALBERT, MPNET, EUROBERT, NEW = (
+    {"model_type": name} for name in ("distilbert", "albert", "mpnet", "eurobert", "new")
 )
+FOUR_HEADS = {"hidden_size": 64, "num_attention_heads": 4}
 BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 
 
@@ -76,7 +78,16 @@ def test_an_encoder_is_scored_and_not_decoded(tmp_path: Path) -> None:
             "clf_pooling is 'bos', classifier_pooling 'late': set both alike",
         ),
         (EUROBERT | {"num_key_value_heads": 5}, "12 attention heads cannot share 5 heads"),
-        (EUROBERT | {"head_dim": 32}, "head_dim 32 of 12 heads is not hidden_size 768"),
+        (EUROBERT | FOUR_HEADS | {"head_dim": 32}, "head_dim 32 of 4 heads is not hidden_size 64"),
+        (NEW | FOUR_HEADS | {"head_dim": 32}, "head_dim 32 of 4 heads is not hidden_size 64"),
+        (NEW | {"position_embedding_type": "absolute"}, "position_embedding_type 'absolute' is not rope"),
+        (NEW | {"layer_norm_type": "rms_norm"}, "layer_norm_type 'rms_norm'"),
+        (NEW | {"logn_attention_scale": True}, "logn_attention_scale"),
+        (NEW | {"pack_qkv": False}, "pack_qkv is False"),
+        (
+            NEW | {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope type 'dynamic' is none of default, ntk",
+        ),
         ({"model_type": "electra", "hidden_size": 256}, "embedding_size 128 is not hidden_size 256"),
     ],
 )
@@ -85,6 +96,26 @@ def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], reason
     classes = MODEL_CLASSES[changes.get("model_type", "bert")]
     assert reason in str(unscorable(BERT | {"architectures": [*classes]} | changes))
     assert undecodable(BERT | changes)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"type": "ntk", "factor": 8.0, "mixed_b": 0.6},
+        {"type": "ntk", "factor": 0.5},
+        {"type": "ntk"},
+        {"type": "linear", "factor": 2.0},
+        {},
+    ],
+)
+def test_a_scaling_of_gte_that_is_not_computed_is_refused(scaling: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = tiny_encoders.make("new", tmp_path)
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_scaling": scaling}))
+    with pytest.raises(
+        UnsupportedCheckpoint, match=r"transformers refuses config\.json: .*(rope_scaling|factor)"
+    ):
+        read_facts(checkpoint)
 
 
 @pytest.mark.parametrize("name", tiny_encoders.ENCODERS)

@@ -82,6 +82,7 @@ def test_what_transformers_leaves_unread_may_be_there(
         ("albert", "albert.encoder.albert_layer_groups.2.albert_layers.0.ffn.bias"),
         ("mpnet", "mpnet.encoder.layer.1.attention.attn.extra"),
         ("eurobert", "model.layers.0.self_attn.q_proj.bias"),
+        ("new", "new.encoder.layer.0.mlp.up_gate_proj.bias"),
         ("modernbert", "model.layers.0.attn_norm.weight"),
         ("deberta-v3", "deberta.encoder.layer.0.attention.self.pos_key_proj.weight"),
     ],
@@ -102,6 +103,7 @@ def test_what_nothing_reads_is_an_error(name: str, tensor: str, load: Callable[.
         ("albert", "albert.encoder.embedding_hidden_mapping_in.bias"),
         ("mpnet", "mpnet.encoder.relative_attention_bias.weight"),
         ("eurobert", "dense.weight"),
+        ("new", "new.pooler.dense.bias"),
         ("deberta-v3", "deberta.encoder.rel_embeddings.weight"),
     ],
 )
