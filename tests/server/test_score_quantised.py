@@ -17,7 +17,14 @@ from tests.support.strategies import random_tokens
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = [5, 77, 401]
-SERVED = ["fp8-block", "awq", "gptq-desc-act", "compressed-int4-zeros"]
+SERVED = [
+    "fp8-block",
+    "awq",
+    "gptq-desc-act",
+    "compressed-int4-zeros",
+    "modelopt-nvfp4",
+    "bitsandbytes-nested",
+]
 MXFP4 = "mxfp4"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -89,4 +89,5 @@ class NewForSequenceClassification(PreTrainedModel):
         return SequenceClassifierOutput(logits=self.classifier(pooled)[None])
 
 
+AutoConfig.register(NewConfig.model_type, NewConfig, exist_ok=True)
 AutoModelForSequenceClassification.register(NewConfig, NewForSequenceClassification)
