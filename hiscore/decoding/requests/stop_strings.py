@@ -109,7 +109,7 @@ class AnswerStops:
         return self._answer.matched
 
     def push(self, text: str, may_stop: bool = True, last: bool = False) -> tuple[str, bool]:
-        """As `StopStrings.push`, with the reasoning; after the `last` text, nothing may turn out to begin it."""
+        """Take more text, as `StopStrings.push` does; after the `last`, what is held back begins no reasoning."""
         if self._reasoning is None:
             return self._answer.push(text, may_stop)
         text, self._held = self._held + text, ""
