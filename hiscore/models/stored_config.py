@@ -18,6 +18,7 @@ def stored_config(checkpoint: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text())
     beside = checkpoint / MODELOPT
     if beside.is_file() and not text_config(config).get("quantization_config"):
-        quantised = json.loads(beside.read_text()).get("quantization") or {}
-        config["quantization_config"] = {"quant_method": "modelopt", **quantised}
+        quantised = json.loads(beside.read_text()).get("quantization")
+        of_method = quantised if isinstance(quantised, dict) else {}
+        config["quantization_config"] = {**of_method, "quant_method": "modelopt"}
     return config

@@ -1,6 +1,7 @@
 """What MODEL may name, what a directory must contain, and what the messages say."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,10 +95,11 @@ def test_an_adapter_that_is_not_merged_is_refused(checkpoint: Path) -> None:
         resolve(str(checkpoint))
 
 
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
 @pytest.mark.parametrize("text", ["", "[]", "{", "3", "\xff", "[" * 100_000])
-def test_a_config_that_is_no_object_is_refused(text: str, checkpoint: Path) -> None:
-    (checkpoint / "config.json").write_text(text, encoding="latin-1")
-    with pytest.raises(CheckpointError, match=r"config\.json' is not a JSON object"):
+def test_a_config_that_is_no_object_is_refused(text: str, name: str, checkpoint: Path) -> None:
+    (checkpoint / name).write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)}' is not a JSON object"):
         resolve(str(checkpoint))
 
 
