@@ -94,7 +94,7 @@ class Api:
             if self._popen.poll() is not None or time.monotonic() > deadline:
                 code = self._popen.poll()
                 self.stop()
-                self._restart_at = time.monotonic() + RESTART_WINDOW_S
+                self._restart_at = time.monotonic() + (self._next_pause() or RESTART_WINDOW_S)
                 reason = "did not answer in time" if code is None else f"stopped with exit code {code}"
                 raise LaunchError(f"the HTTP API {reason}; see its log above (API_PORT= starts none)")
             time.sleep(POLL_SECONDS)
@@ -111,14 +111,17 @@ class Api:
         if self._popen is not None and self._popen.poll() is not None:
             fault = f"the HTTP API stopped by itself with exit code {self._popen.returncode}"
             self._kill()
-            pause = self._policy.next_pause(time.monotonic())
+            pause = self._next_pause()
             if pause is None and self._settings.api_backend:
                 raise LaunchError(fault)
-            pause = RESTART_WINDOW_S if pause is None else pause
+            pause = pause or RESTART_WINDOW_S
             log.error("%s: restart in %g s", fault, pause)
             self._restart_at = time.monotonic() + pause
         if self._popen is None and time.monotonic() >= self._restart_at:
             self._launch()
+
+    def _next_pause(self) -> float | None:
+        return self._policy.next_pause(time.monotonic())
 
     def check(self) -> None:
         """Make the application in a process that logs what it would refuse, and serves nothing.

@@ -134,4 +134,4 @@ def _modules(checkpoint: Path) -> Sequence[str]:
     """The kinds of modules of which sentence-transformers makes the model."""
     file = checkpoint / "modules.json"
     modules = json.loads(file.read_text()) if file.is_file() else []
-    return [str(module["type"]).rpartition(".")[2] for module in modules]
+    return [str(module.get("type")).rpartition(".")[2] for module in modules]
