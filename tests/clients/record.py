@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Iterable, Literal  # noqa: UP035 - as instructor knows it
 
@@ -68,6 +69,10 @@ class Weather(BaseModel):
     city: str
     unit: Literal["C", "F"]
     place: Address | None
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in FILE.read_text().splitlines()]
 
 
 def instance(schema: Any, root: Any) -> Any:
@@ -156,100 +161,71 @@ class Recorder(BaseHTTPRequestHandler):
         pass
 
 
+def passed_on(client: str, methods: dict[str, Callable[..., Any]]) -> dict[str, Callable[[], Any]]:
+    """Calls with the fields of the rows themselves, for packages that send what they are given."""
+
+    def call(path: str, body: dict[str, Any]) -> Any:
+        own = {name for name in body if name in signature(methods[path]).parameters}
+        more = {name: value for name, value in body.items() if name not in own}
+        fields = {name: body[name] for name in own} | ({"extra_body": more} if more else {})
+        answer = methods[path](**fields)
+        return list(answer) if body.get("stream") else answer
+
+    return {
+        row["case"]: partial(call, row["path"], row["body"])
+        for row in rows()
+        if row["client"].split()[0] == client and row["path"] in methods
+    }
+
+
 def by_openai(url: str) -> dict[str, Callable[[], Any]]:
     from openai import OpenAI, pydantic_function_tool
 
     client = OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
     chat, tool = client.chat.completions, pydantic_function_tool(Weather)
     function: Any = {"name": "Weather", "parameters": Weather.model_json_schema()}
-    person: Any = {"name": "Person", "schema": Person.model_json_schema()}
-    loose: Any = {"type": "function", "function": function}
-    other: Any = {"type": "function", "function": {"name": "time"}}
-    named: Any = {"type": "function", "function": {"name": "Weather"}}
-    allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
     result = {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
-    image: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-
-    def ask(messages: list[Any] = ASK, **options: Any) -> Any:
-        return chat.create(model="any", messages=messages, **options)
-
-    def parse(messages: list[Any] = ASK, **options: Any) -> Any:
-        return chat.parse(model="any", messages=messages, **options)
+    create, parse = partial(chat.create, model="any"), partial(chat.parse, model="any", messages=ASK)
 
     def streamed() -> Any:
         with chat.stream(model="any", messages=ASK, response_format=Person) as stream:
-            return stream.get_final_completion().choices[0].message
+            return stream.get_final_completion()
 
-    def legacy(**options: Any) -> Any:
-        return ask(functions=[function], **options).choices[0].message
+    def back(first: Callable[[], Any], *then: Any, dumps: bool = False, **options: Any) -> None:
+        message = first().choices[0].message
+        create(messages=[*ASK, message.model_dump() if dumps else message, *then], **options)
 
-    return {
-        "chat": ask,
-        "stream with usage": lambda: list(ask(stream=True, stream_options={"include_usage": True})),
-        "stream without usage": lambda: list(ask(stream=True, stream_options={"include_usage": None})),
-        "all options": lambda: ask(
-            n=2, temperature=0.7, top_p=0, seed=1, stop=["\n"], presence_penalty=0.5, frequency_penalty=-0.5,
-            logit_bias={"5": -1}, logprobs=True, top_logprobs=2, max_completion_tokens=9, user="me",
-            metadata={"a": "b"}, store=False, service_tier="auto", reasoning_effort="low", verbosity="medium",
-            modalities=["text"], parallel_tool_calls=True, prompt_cache_key="a", safety_identifier="b",
-        ),
-        "nulls": lambda: ask(tools=None, stop=None, response_format=None, max_tokens=None, audio=None),
-        "parts of text": lambda: ask([{"role": "user", "content": [{"type": "text", "text": "a"}]}]),
-        "an image": lambda: ask([{"role": "user", "content": [image]}]),
-        "developer and name": lambda: ask([{"role": "developer", "content": "Short!", "name": "boss"}, *ASK]),
-        "json_object": lambda: ask(response_format={"type": "json_object"}),
-        "json_schema": lambda: ask(response_format={"type": "json_schema", "json_schema": person}),
-        "json_schema in json_object": lambda: ask(
-            response_format={"type": "json_object", "schema": Person.model_json_schema()}),
-        "parse": lambda: parse(response_format=Person),
-        "parsed message sent back": lambda: ask([*ASK, parse(response_format=Person).choices[0].message, MORE]),
-        "streamed message sent back": lambda: ask([*ASK, streamed(), MORE]),
-        "message sent back": lambda: ask([*ASK, ask().choices[0].message, MORE]),
-        "dumped message sent back": lambda: ask([*ASK, ask().choices[0].message.model_dump(), MORE]),
-        "tools": lambda: ask(tools=[tool, other]),
-        "a tool called and sent back": lambda: ask(
-            [*ASK, ask(tools=[tool]).choices[0].message, result], tools=[tool]),
-        "parsed arguments sent back": lambda: ask(
-            [*ASK, parse(tools=[tool]).choices[0].message, result], tools=[tool]),
-        "dumped call sent back": lambda: ask(
-            [*ASK, parse(tools=[tool]).choices[0].message.model_dump(), result], tools=[tool]),
-        "tools required": lambda: ask(tools=[tool, other], tool_choice="required"),
-        "tool named": lambda: ask(tools=[loose], tool_choice=named, parallel_tool_calls=False),
-        "tools allowed": lambda: ask(tools=[loose], tool_choice=allowed),
-        "tools none": lambda: ask(tools=[tool], tool_choice="none"),
-        "tools beside a schema": lambda: parse(tools=[tool], response_format=Person),
-        "tools required beside a schema": lambda: parse(
-            tools=[tool], response_format=Person, tool_choice="required"),
-        "tools streamed": lambda: list(ask(tools=[tool], stream=True)),
-        "functions": legacy,
-        "function named": lambda: legacy(function_call={"name": "Weather"}),
-        "function called and sent back": lambda: ask(
-            [*ASK, legacy(), {"role": "function", "name": "Weather", "content": "rain"}]),
-        "vLLM's fields": lambda: ask(extra_body={
-            "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, "chat_template_kwargs": {"thinking": False},
-            "structured_outputs": {"choice": ["rain", "sun"]}}),
-        "completions": lambda: client.completions.create(
-            model="any", prompt=["a", "b"], max_tokens=3, logprobs=1, n=1, best_of=1, echo=False, suffix=None),
-        "completions of ids": lambda: list(client.completions.create(
-            model="any", prompt=[5, 6], stream=True, stream_options={"include_usage": True})),
-        "decisions": lambda: client.decisions.create(model="any", input="Money back!", questions=QUESTIONS),
-        "embeddings": lambda: client.embeddings.create(model="any", input="a"),
-    }  # fmt: skip
+    ask, called = partial(create, messages=ASK), partial(parse, tools=[tool])
+    legacy = {"role": "function", "name": "Weather", "content": "rain"}
+    methods = {
+        "/v1/chat/completions": chat.create,
+        "/v1/completions": client.completions.create,
+        "/v1/decisions": client.decisions.create,
+        "/v1/embeddings": client.embeddings.create,
+    }
+    made = {
+        "parse": partial(parse, response_format=Person),
+        "parsed message sent back": partial(back, partial(parse, response_format=Person), MORE),
+        "streamed message sent back": partial(back, streamed, MORE),
+        "message sent back": partial(back, ask, MORE),
+        "dumped message sent back": partial(back, ask, MORE, dumps=True),
+        "a tool called and sent back": partial(back, partial(ask, tools=[tool]), result, tools=[tool]),
+        "parsed arguments sent back": partial(back, called, result, tools=[tool]),
+        "dumped call sent back": partial(back, called, result, tools=[tool], dumps=True),
+        "tools beside a schema": partial(called, response_format=Person),
+        "tools required beside a schema": partial(called, response_format=Person, tool_choice="required"),
+        "function called and sent back": partial(back, partial(ask, functions=[function]), legacy),
+    }
+    # Of a case of two bodies, each is a row.
+    of_rows = passed_on("openai", methods)
+    return {case: call for case, call in of_rows.items() if case.partition(", ")[0] not in made} | made
 
 
 def by_cohere(url: str) -> dict[str, Callable[[], Any]]:
     import cohere
 
-    first, second = cohere.Client("any", base_url=url), cohere.ClientV2("any", base_url=url)
-    given: Any = {"model": "any", "query": QUERY}
-    return {
-        "v1 rerank": lambda: first.rerank(**given, documents=DOCUMENTS, top_n=2, return_documents=True),
-        "v1 rerank of objects": lambda: first.rerank(
-            **given, documents=[{"text": each} for each in DOCUMENTS], rank_fields=["text"], max_chunks_per_doc=1),
-        "v2 rerank": lambda: second.rerank(**given, documents=DOCUMENTS),
-        "v2 rerank with limits": lambda: second.rerank(
-            **given, documents=DOCUMENTS, top_n=2, max_tokens_per_doc=9, priority=1),
-    }  # fmt: skip
+    clients = cohere.Client("any", base_url=url), cohere.ClientV2("any", base_url=url)
+    return passed_on("cohere", {f"/v{at + 1}/rerank": client.rerank for at, client in enumerate(clients)})
 
 
 def by_litellm(url: str) -> dict[str, Callable[[], Any]]:
@@ -456,7 +432,7 @@ def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Recorder)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
-    kept = [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+    kept = rows()
     for client in sys.argv[1:] or CLIENTS:
         try:
             calls = CLIENTS[client](url)
