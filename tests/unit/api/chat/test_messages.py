@@ -12,26 +12,39 @@ from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.tool_calls import FORCED
 
 
-def call_with(arguments: str) -> list[ChatMessage]:
+def read(*messages: dict[str, Any], takes_parts: bool = False) -> list[dict[str, Any]]:
+    """What the template is given of a caller's messages."""
+    return as_template_knows(msgspec.convert(messages, type=list[ChatMessage]), True, takes_parts)
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
+
+
+def said(content: Any = "a", **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def called(arguments: Any) -> dict[str, Any]:
+    return {"name": "f", "arguments": arguments}
+
+
+def call_with(arguments: str) -> dict[str, Any]:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
-    return msgspec.convert(
-        [{"role": "assistant", "content": None, "tool_calls": [call]}], type=list[ChatMessage]
-    )
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def test_parts_of_text_and_refusals_are_joined() -> None:
     parts = [{"type": "text", "text": "No."}, {"type": "refusal", "refusal": "I cannot."}]
-    messages = msgspec.convert([{"role": "assistant", "content": parts}], type=list[ChatMessage])
-    assert as_template_knows(messages, True)[0]["content"] == "No.\nI cannot."
+    assert read(said(parts))[0]["content"] == "No.\nI cannot."
 
 
 def test_a_template_that_takes_parts_gets_those_of_a_user() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    messages = [{"role": role, "content": parts} for role in ("system", "user")]
-    given = msgspec.convert([*messages, {"role": "user", "content": parts[:1]}], type=list[ChatMessage])
+    given = {"role": "system", "content": parts}, user(parts), user(parts[:1])
     known = [{"type": "text", "text": text} for text in "ab"]
-    assert [each["content"] for each in as_template_knows(given, True, True)] == ["a\nb", known, "a"]
-    assert [each["content"] for each in as_template_knows(given, True, False)] == ["a\nb", "a\nb", "a"]
+    assert [each["content"] for each in read(*given, takes_parts=True)] == ["a\nb", known, "a"]
+    assert [each["content"] for each in read(*given)] == ["a\nb", "a\nb", "a"]
 
 
 @pytest.mark.parametrize(
@@ -43,9 +56,8 @@ def test_a_template_that_takes_parts_gets_those_of_a_user() -> None:
     ],
 )
 def test_control_other_parts_are_refused(part: dict[str, str], why: str) -> None:
-    messages = msgspec.convert([{"role": "assistant", "content": [part]}], type=list[ChatMessage])
     with pytest.raises(ApiError, match=f"'{part['type']}' {why}"):
-        as_template_knows(messages, True)
+        read(said([part]))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +67,7 @@ def test_control_other_parts_are_refused(part: dict[str, str], why: str) -> None
 )  # fmt: skip
 def test_arguments_that_are_no_json_object_are_refused(arguments: str) -> None:
     with pytest.raises(ApiError, match="the arguments of 'look' are no JSON object") as caught:
-        as_template_knows(call_with(arguments), True)
+        read(call_with(arguments))
     assert caught.value.param == "messages[0].tool_calls"
 
 
@@ -69,114 +81,69 @@ def test_arguments_that_are_no_json_object_are_refused(arguments: str) -> None:
     ],
 )  # fmt: skip
 def test_control_a_json_object_is_read(arguments: str, expected: dict[str, object]) -> None:
-    (message,) = as_template_knows(call_with(arguments), True)
-    read = message["tool_calls"][0]["function"]["arguments"]
-    assert read == expected
-    assert list(read) == list(expected)
-
-
-def read(message: dict[str, Any]) -> dict[str, Any]:
-    return as_template_knows([msgspec.convert(message, type=ChatMessage)], True)[0]
+    (message,) = read(call_with(arguments))
+    found = message["tool_calls"][0]["function"]["arguments"]
+    assert found == expected
+    assert list(found) == list(expected)
 
 
 @pytest.mark.parametrize(
     ("other", "usual"),
     [
+        (user([{"type": "input_text", "text": "a"}]), user("a")),
+        (user(["a", {"type": "text", "text": "b"}]), user("a\nb")),
+        (user("a", cache_control={"type": "ephemeral"}), user("a")),
+        (said([{"type": "output_text", "text": "a"}]), said()),
+        (said(reasoning="why"), said(reasoning_content="why")),
+        (said(reasoning="not this", reasoning_content="why"), said(reasoning_content="why")),
         (
-            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-            {"role": "user", "content": "a"},
+            said(None, tool_calls=[{"function": called({"a": [1, {"b": None}]})}]),
+            said(None, tool_calls=[{"function": called('{"a": [1, {"b": null}]}')}]),
         ),
-        (
-            {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
-            {"role": "user", "content": "a\nb"},
-        ),
-        (
-            {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
-            {"role": "assistant", "content": "a"},
-        ),
-        (
-            {"role": "assistant", "content": "a", "reasoning": "why"},
-            {"role": "assistant", "content": "a", "reasoning_content": "why"},
-        ),
-        (
-            {"role": "assistant", "content": "a", "reasoning": "not this", "reasoning_content": "why"},
-            {"role": "assistant", "content": "a", "reasoning_content": "why"},
-        ),
-        (
-            {"role": "user", "content": "a", "cache_control": {"type": "ephemeral"}},
-            {"role": "user", "content": "a"},
-        ),
-        (
-            {
-                "role": "assistant",
-                "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1, {"b": None}]}}}],
-            },
-            {
-                "role": "assistant",
-                "tool_calls": [{"function": {"name": "f", "arguments": '{"a": [1, {"b": null}]}'}}],
-            },
-        ),
-        (
-            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
-        ),
-        (
-            {"role": "function", "name": "f", "content": "a"},
-            {"role": "tool", "name": "f", "content": "a"},
-        ),
+        (said(None, function_call=called("{}")), said(None, tool_calls=[{"function": called("{}")}])),
+        ({"role": "function", "name": "f", "content": "a"}, {"role": "tool", "name": "f", "content": "a"}),
     ],
 )
 def test_what_other_servers_take_is_read_as_openais(other: dict[str, Any], usual: dict[str, Any]) -> None:
     assert read(other) == read(usual)
 
 
-def test_where_a_tool_may_be_cached_is_not_for_the_template() -> None:
-    tool = {"type": "function", "function": {"name": "f"}}
-    conversations = cast(Conversations, SimpleNamespace(takes_tools=True, tool_format=None))
-    found = [
-        tool_use(msgspec.convert([each], type=list[Tool]), "required", True, conversations)
-        for each in (tool, {**tool, "cache_control": {"type": "ephemeral"}})
-    ]
-    assert found[0] == found[1]
-    assert found[0].tools == [tool]
-
-
 OFFERED: list[dict[str, Any]] = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
 
 
-def use_of(choice: Any) -> ToolUse:
+def use_of(choice: Any, offered: list[dict[str, Any]] = OFFERED) -> ToolUse:
     conversations = cast(Conversations, SimpleNamespace(takes_tools=True, tool_format=FORCED))
-    tools = msgspec.convert(OFFERED, type=list[Tool])
+    tools = msgspec.convert(offered, type=list[Tool])
     return tool_use(tools, msgspec.convert(choice, type=ToolChoice), True, conversations)
+
+
+def allowing(*tools: Any, mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_where_a_tool_may_be_cached_is_not_for_the_template() -> None:
+    cached = [{**OFFERED[0], "cache_control": {"type": "ephemeral"}}]
+    assert use_of("required", cached) == use_of("required", OFFERED[:1])
+    assert use_of("required", cached).tools == OFFERED[:1]
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_allowed_tools_are_all_that_the_model_knows(mode: str) -> None:
-    named = [OFFERED[2], OFFERED[0]]
-    found = use_of({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}})
+    found = use_of(allowing(OFFERED[2], OFFERED[0], mode=mode))
     assert found.tools == [OFFERED[0], OFFERED[2]]
     assert (found.grammar is None) == (mode == "auto")
-    assert found.grammar is None or [name in found.grammar for name in _names("fgh")] == [True, False, True]
+    names = [json.dumps(json.dumps(name)) for name in "fgh"]
+    assert found.grammar is None or [name in found.grammar for name in names] == [True, False, True]
     # The control: one that must be called leaves the others in the prompt.
     assert use_of(OFFERED[0]).tools == OFFERED
-
-
-def _names(names: str) -> list[str]:
-    return [json.dumps(json.dumps(name)) for name in names]
 
 
 @pytest.mark.parametrize(
     ("choice", "says"),
     [
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "names no function"),
+        (allowing(), "names no function"),
         ({"type": "allowed_tools"}, "names no function"),
-        (
-            {
-                "type": "allowed_tools",
-                "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "x"}}]},
-            },
-            "'x': not in 'tools'",
-        ),
+        (allowing({"function": {"name": "x"}}), "'x': not in 'tools'"),
         ({"type": "function", "function": {"name": "x"}}, "'x': not in 'tools'"),
     ],
 )
