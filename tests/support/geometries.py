@@ -8,13 +8,6 @@ from transformers import AutoConfig
 
 from hiscore.models.config import Architecture, from_config
 
-QWEN3: dict[str, Any] = {
-    "model_type": "qwen3",
-    "vocab_size": 151_936,
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-}
-
 
 @dataclass(frozen=True)
 class Geometry:
@@ -22,65 +15,27 @@ class Geometry:
     parameters: float
 
 
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings"),
+)
+
+
+def geometry(model_type: str, parameters: float, *sizes: int, **more: Any) -> Geometry:
+    return Geometry({"model_type": model_type, **dict(zip(SIZES, sizes, strict=True)), **more}, parameters)
+
+
 GEOMETRIES = {
-    "SmolLM2-135M": Geometry(
-        {
-            "model_type": "llama", "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1_536,
-            "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
-            "max_position_embeddings": 8_192,
-        },
-        134.5e6,
+    "SmolLM2-135M": geometry("llama", 134.5e6, 49_152, 576, 1_536, 30, 9, 3, 8_192),
+    "Qwen3-0.6B": geometry("qwen3", 596e6, 151_936, 1_024, 3_072, 28, 16, 8, 40_960, head_dim=128),
+    "Qwen3-4B-2507": geometry("qwen3", 4.02e9, 151_936, 2_560, 9_728, 36, 32, 8, 262_144, head_dim=128),
+    "Qwen3-8B": geometry("qwen3", 8.19e9, 151_936, 4_096, 12_288, 36, 32, 8, 40_960, head_dim=128),
+    "Llama-3.1-8B": geometry("llama", 8.03e9, 128_256, 4_096, 14_336, 32, 32, 8, 131_072),
+    "Mistral-Nemo-12B": geometry(
+        "mistral", 12.25e9, 131_072, 5_120, 14_336, 40, 32, 8, 1_024_000, head_dim=128, sliding_window=None
     ),
-    "Qwen3-0.6B": Geometry(
-        QWEN3
-        | {
-            "hidden_size": 1_024, "intermediate_size": 3_072, "num_hidden_layers": 28, "num_attention_heads": 16,
-            "max_position_embeddings": 40_960,
-        },
-        596e6,
-    ),
-    "Qwen3-4B-2507": Geometry(
-        QWEN3
-        | {
-            "hidden_size": 2_560, "intermediate_size": 9_728, "num_hidden_layers": 36, "num_attention_heads": 32,
-            "max_position_embeddings": 262_144,
-        },
-        4.02e9,
-    ),
-    "Qwen3-8B": Geometry(
-        QWEN3
-        | {
-            "hidden_size": 4_096, "intermediate_size": 12_288, "num_hidden_layers": 36,
-            "num_attention_heads": 32, "max_position_embeddings": 40_960,
-        },
-        8.19e9,
-    ),
-    "Llama-3.1-8B": Geometry(
-        {
-            "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4_096, "intermediate_size": 14_336,
-            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-            "max_position_embeddings": 131_072,
-        },
-        8.03e9,
-    ),
-    "Mistral-Nemo-12B": Geometry(
-        {
-            "model_type": "mistral", "vocab_size": 131_072, "hidden_size": 5_120, "intermediate_size": 14_336,
-            "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-            "max_position_embeddings": 1_024_000, "sliding_window": None,
-        },
-        12.25e9,
-    ),
-    # The memory of keys and values is that of a dense model with its attention; a token takes 8 experts of 768.
-    "Qwen3-30B-A3B": Geometry(
-        QWEN3
-        | {
-            "num_key_value_heads": 4, "hidden_size": 2_048, "intermediate_size": 8 * 768,
-            "num_hidden_layers": 48, "num_attention_heads": 32, "max_position_embeddings": 40_960,
-        },
-        30.53e9,
-    ),
-}  # fmt: skip
+    "Qwen3-30B-A3B": geometry("qwen3", 30.53e9, 151_936, 2_048, 6_144, 48, 32, 4, 40_960, head_dim=128),
+}
 
 
 @cache

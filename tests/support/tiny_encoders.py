@@ -162,65 +162,58 @@ FOLLOWS_PAD = {
     "max_position_embeddings": CONTEXT + 2,
 }
 
+
+def tiny(model_type: str, tokenizer: Callable[[], Any], **changes: Any) -> Tiny:
+    return Tiny(model_type, tokenizer, changes)
+
+
 # Windows far shorter than the pairs of the tests, so that a wrong one shows.
 ENCODERS: dict[str, Tiny] = {
-    "bert": Tiny("bert", wordpiece, {}),
-    "roberta": Tiny("roberta", byte_level, {"type_vocab_size": 1, "hidden_act": "relu", **FOLLOWS_PAD}),
-    "xlm-roberta": Tiny("xlm-roberta", sentencepiece, {"type_vocab_size": 1, **FOLLOWS_PAD}),
-    "camembert": Tiny("camembert", sentencepiece, {"type_vocab_size": 1, **FOLLOWS_PAD}),
-    "electra": Tiny("electra", wordpiece, {"embedding_size": 64}),
-    "distilbert": Tiny("distilbert", distilled, {"hidden_dim": 96}),
-    "albert": Tiny(
-        "albert",
-        wordpiece,
-        {"embedding_size": 32, "num_hidden_groups": 2, "inner_group_num": 2, "hidden_act": "gelu_new"},
+    "bert": tiny("bert", wordpiece),
+    "roberta": tiny("roberta", byte_level, type_vocab_size=1, hidden_act="relu", **FOLLOWS_PAD),
+    "xlm-roberta": tiny("xlm-roberta", sentencepiece, type_vocab_size=1, **FOLLOWS_PAD),
+    "camembert": tiny("camembert", sentencepiece, type_vocab_size=1, **FOLLOWS_PAD),
+    "electra": tiny("electra", wordpiece, embedding_size=64),
+    "distilbert": tiny("distilbert", distilled, hidden_dim=96),
+    "albert": tiny(
+        "albert", wordpiece, embedding_size=32, num_hidden_groups=2, inner_group_num=2, hidden_act="gelu_new"
     ),
-    "mpnet": Tiny("mpnet", byte_level, FOLLOWS_PAD),
-    "eurobert": Tiny("eurobert", modern, {"num_key_value_heads": 2, **OF_MODERN}),
-    "eurobert-mean": Tiny(
+    "mpnet": tiny("mpnet", byte_level, **FOLLOWS_PAD),
+    "eurobert": tiny("eurobert", modern, num_key_value_heads=2, **OF_MODERN),
+    "eurobert-mean": tiny(
         "eurobert",
         modern,
-        {
-            "classifier_pooling": "mean",
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
-            **OF_MODERN,
-        },
+        classifier_pooling="mean",
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+        **OF_MODERN,
     ),
-    "eurobert-bos": Tiny(
-        "eurobert",
-        modern,
-        {"classifier_pooling": "bos", "num_key_value_heads": 1, "attention_bias": True, **OF_MODERN},
+    "eurobert-bos": tiny(
+        "eurobert", modern, classifier_pooling="bos", num_key_value_heads=1, attention_bias=True, **OF_MODERN
     ),
-    "new": Tiny("new", sentencepiece, {"pad_token_id": 1, **published_new.PUBLISHED}),
-    "new-types": Tiny(
-        "new", wordpiece, {"type_vocab_size": 2, "hidden_act": "relu", **published_new.PUBLISHED}
+    "new": tiny("new", sentencepiece, pad_token_id=1, **published_new.PUBLISHED),
+    "new-types": tiny("new", wordpiece, type_vocab_size=2, hidden_act="relu", **published_new.PUBLISHED),
+    "modernbert": tiny(
+        "modernbert", modern, local_attention=8, num_hidden_layers=4, pad_token_id=3, cls_token_id=1
     ),
-    "modernbert": Tiny(
+    "modernbert-mean": tiny(
         "modernbert",
         modern,
-        {"local_attention": 8, "num_hidden_layers": 4, "pad_token_id": 3, "cls_token_id": 1},
+        local_attention=9,
+        classifier_pooling="mean",
+        norm_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        classifier_bias=True,
+        pad_token_id=3,
+        classifier_activation="silu",
     ),
-    "modernbert-mean": Tiny(
-        "modernbert",
-        modern,
-        {
-            "local_attention": 9,
-            "classifier_pooling": "mean",
-            "norm_bias": True,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "classifier_bias": True,
-            "pad_token_id": 3,
-            "classifier_activation": "silu",
-        },
-    ),
-    "deberta-v3": Tiny("deberta-v2", deberta, DISENTANGLED),
-    "deberta-v2": Tiny(
+    "deberta-v3": tiny("deberta-v2", deberta, **DISENTANGLED),
+    "deberta-v2": tiny(
         "deberta-v2",
         deberta,
-        {
+        **{
             **DISENTANGLED,
             "share_att_key": False,
             "norm_rel_ebd": "none",
@@ -231,8 +224,10 @@ ENCODERS: dict[str, Tiny] = {
             "pooler_hidden_act": "tanh",
         },
     ),
-    "deberta-c2p": Tiny("deberta-v2", deberta, {**DISENTANGLED, "pos_att_type": "c2p", "embedding_size": 32}),
-    "deberta-absolute": Tiny("deberta-v2", deberta, {"type_vocab_size": 0, "pos_att_type": ["c2p"]}),
+    "deberta-c2p": tiny(
+        "deberta-v2", deberta, **{**DISENTANGLED, "pos_att_type": "c2p", "embedding_size": 32}
+    ),
+    "deberta-absolute": tiny("deberta-v2", deberta, type_vocab_size=0, pos_att_type=["c2p"]),
 }
 
 

@@ -68,119 +68,93 @@ QWEN3_5 = {
 }
 QWEN3_5_VISION = {**QWEN_VISION, "num_position_embeddings": 16}
 
+
+def family(model_type: str, **changes: Any) -> tuple[str, dict[str, Any]]:
+    return model_type, changes
+
+
 # Windows of 5 tokens: far shorter than the calls of the tests, so that a wrong one shows.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {"tie_word_embeddings": True}),
-    "llama-biased": (
-        "llama",
-        {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3, "tie_word_embeddings": False},
+    "llama": family("llama", tie_word_embeddings=True),
+    "llama-biased": family(
+        "llama", attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3, tie_word_embeddings=False
     ),
-    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
-    "qwen3": ("qwen3", {"head_dim": 32, "rope_parameters": YARN, "tie_word_embeddings": True}),
-    "mistral": ("mistral", {"sliding_window": 5}),
-    "gemma2": (
+    "qwen2": family("qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=2),
+    "qwen3": family("qwen3", head_dim=32, rope_parameters=YARN, tie_word_embeddings=True),
+    "mistral": family("mistral", sliding_window=5),
+    "gemma2": family(
         "gemma2",
-        {
-            "head_dim": 32,
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 24,
-            "attn_logit_softcapping": 2.0,
-            "final_logit_softcapping": 3.0,
-        },
+        head_dim=32,
+        sliding_window=5,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
     ),
-    "gemma3": (
-        "gemma3_text",
-        {"head_dim": 32, "sliding_window": 5, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24},
+    "gemma3": family(
+        "gemma3_text", head_dim=32, sliding_window=5, sliding_window_pattern=3, query_pre_attn_scalar=24
     ),
-    "qwen3-moe": (
-        "qwen3_moe",
-        {"head_dim": 32, "mlp_only_layers": [1], **EXPERTS, "norm_topk_prob": True},
+    "qwen3-moe": family("qwen3_moe", head_dim=32, mlp_only_layers=[1], **EXPERTS, norm_topk_prob=True),
+    "qwen3-moe-plain": family(
+        "qwen3_moe", use_sliding_window=True, sliding_window=5, decoder_sparse_step=3, **EXPERTS
     ),
-    "qwen3-moe-plain": (
-        "qwen3_moe",
-        {"use_sliding_window": True, "sliding_window": 5, "decoder_sparse_step": 3, **EXPERTS},
-    ),
-    "gpt-oss": (
+    "gpt-oss": family(
         "gpt_oss",
-        {
-            "head_dim": 32,
-            "sliding_window": 5,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 3,
-            "rope_parameters": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
-        },
+        head_dim=32,
+        sliding_window=5,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        rope_parameters={**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     ),
-    "mixtral": (
-        "mixtral",
-        {"sliding_window": 5, "num_local_experts": 6, "num_experts_per_tok": 3},
-    ),
-    "gemma": ("gemma", {"head_dim": 32, "hidden_act": "gelu"}),
-    "phi3": ("phi3", {"sliding_window": 5, "rope_parameters": LONGROPE}),
-    "granite": (
+    "mixtral": family("mixtral", sliding_window=5, num_local_experts=6, num_experts_per_tok=3),
+    "gemma": family("gemma", head_dim=32, hidden_act="gelu"),
+    "phi3": family("phi3", sliding_window=5, rope_parameters=LONGROPE),
+    "granite": family(
         "granite",
-        {
-            "attention_bias": True,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.3,
-            "attention_multiplier": 0.4,
-            "logits_scaling": 2.5,
-        },
+        attention_bias=True,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.3,
+        attention_multiplier=0.4,
+        logits_scaling=2.5,
     ),
-    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 5}),
-    "olmo2": ("olmo2", {"attention_bias": True}),
-    "olmo3": (
-        "olmo3",
-        {"sliding_window": 5, "rope_parameters": {"full_attention": YARN, "sliding_attention": {}}},
+    "smollm3": family("smollm3", no_rope_layers=[1, 0, 1, 0], use_sliding_window=True, sliding_window=5),
+    "olmo2": family("olmo2", attention_bias=True),
+    "olmo3": family(
+        "olmo3", sliding_window=5, rope_parameters={"full_attention": YARN, "sliding_attention": {}}
     ),
-    "seed-oss": ("seed_oss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
-    "ministral": (
-        "ministral",
-        {
-            "head_dim": 32,
-            "sliding_window": 5,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-        },
+    "seed-oss": family("seed_oss", head_dim=32, attention_out_bias=True, mlp_bias=True),
+    "ministral": family(
+        "ministral", head_dim=32, sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2
     ),
-    "ministral3": ("ministral3", {"head_dim": 32, "sliding_window": 20, "rope_parameters": LLAMA4}),
-    "glm-9b": ("glm", {"head_dim": 32, "rope_parameters": HALF_ROTATED}),
-    "glm4": ("glm4", {"head_dim": 32, "rope_parameters": HALF_ROTATED, "attention_bias": False}),
-    "cohere": ("cohere", {"logit_scale": 0.3, "attention_bias": True}),
-    "command-r-plus": ("cohere", {"head_dim": 32, "logit_scale": 0.3, "use_qk_norm": True}),
-    "cohere2": ("cohere2", {"logit_scale": 0.3, "sliding_window": 5}),
-    "exaone4": ("exaone4", {"sliding_window": 5, "rope_parameters": LLAMA3}),
-    "gemma3-images": (
+    "ministral3": family("ministral3", head_dim=32, sliding_window=20, rope_parameters=LLAMA4),
+    "glm-9b": family("glm", head_dim=32, rope_parameters=HALF_ROTATED),
+    "glm4": family("glm4", head_dim=32, rope_parameters=HALF_ROTATED, attention_bias=False),
+    "cohere": family("cohere", logit_scale=0.3, attention_bias=True),
+    "command-r-plus": family("cohere", head_dim=32, logit_scale=0.3, use_qk_norm=True),
+    "cohere2": family("cohere2", logit_scale=0.3, sliding_window=5),
+    "exaone4": family("exaone4", sliding_window=5, rope_parameters=LLAMA3),
+    "gemma3-images": family(
         "gemma3",
-        {
-            "text_config": {"head_dim": 32, "sliding_window": 5, "sliding_window_pattern": 3},
-            "vision_config": {**PIXTRAL, "image_size": 28, "patch_size": 14},
-            "mm_tokens_per_image": 4,
-        },
+        text_config={"head_dim": 32, "sliding_window": 5, "sliding_window_pattern": 3},
+        vision_config={**PIXTRAL, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
     ),
-    "mistral3-images": (
+    "mistral3-images": family(
         "mistral3",
-        {
-            "text_config": {"model_type": "ministral3", "head_dim": 32, "rope_parameters": LLAMA4},
-            "vision_config": {**PIXTRAL, "image_size": 28, "patch_size": 14},
-            "tie_word_embeddings": False,
-        },
+        text_config={"model_type": "ministral3", "head_dim": 32, "rope_parameters": LLAMA4},
+        vision_config={**PIXTRAL, "image_size": 28, "patch_size": 14},
+        tie_word_embeddings=False,
     ),
-    "qwen2-vl": ("qwen2_vl", {"text_config": {"rope_parameters": MROPE}, "vision_config": QWEN2_VISION}),
-    "qwen2.5-vl": (
-        "qwen2_5_vl",
-        {"text_config": {"rope_parameters": MROPE}, "vision_config": QWEN_VISION},
+    "qwen2-vl": family("qwen2_vl", text_config={"rope_parameters": MROPE}, vision_config=QWEN2_VISION),
+    "qwen2.5-vl": family("qwen2_5_vl", text_config={"rope_parameters": MROPE}, vision_config=QWEN_VISION),
+    "qwen3-hybrid": family("qwen3_5_text", **QWEN3_5),
+    "qwen3-hybrid-images": family(
+        "qwen3_5", text_config=QWEN3_5, vision_config=QWEN3_5_VISION, tie_word_embeddings=True
     ),
-    "qwen3-hybrid": ("qwen3_5_text", QWEN3_5),
-    "qwen3-hybrid-images": (
-        "qwen3_5",
-        {"text_config": QWEN3_5, "vision_config": QWEN3_5_VISION, "tie_word_embeddings": True},
-    ),
-    "qwen3-vl": (
+    "qwen3-vl": family(
         "qwen3_vl",
-        {
-            "text_config": {"head_dim": 16, "rope_parameters": MROPE, "attention_bias": True},
-            "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
-            "tie_word_embeddings": True,
-        },
+        text_config={"head_dim": 16, "rope_parameters": MROPE, "attention_bias": True},
+        vision_config={**QWEN_VISION, "deepstack_visual_indexes": [0]},
+        tie_word_embeddings=True,
     ),
 }
 IMAGES = tuple(name for name, (_, changes) in FAMILIES.items() if "text_config" in changes)
@@ -189,32 +163,15 @@ RECURRENT = ("qwen3-hybrid", "qwen3-hybrid-images")
 """Most of whose layers are gated delta nets: they are scored, on a CPU."""
 ATTENDING = tuple(name for name in FAMILIES if name not in RECURRENT)
 LIKE_OTHERS = (
-    *(
-        "gemma",
-        "phi3",
-        "granite",
-        "smollm3",
-        "olmo2",
-        "olmo3",
-        "seed-oss",
-        "ministral",
-        "ministral3",
-        "glm-9b",
-    ),
-    *("glm4", "cohere", "command-r-plus", "cohere2", "exaone4", *IMAGES),
+    *("gemma", "phi3", "granite", "smollm3", "olmo2", "olmo3", "seed-oss", "ministral", "ministral3"),
+    *("glm-9b", "glm4", "cohere", "command-r-plus", "cohere2", "exaone4", *IMAGES),
 )
 """Compared with transformers once each. They differ from the others in a layer's arithmetic alone, so that what
 concerns batches, caches and calls is not repeated for them."""
 FIRST = tuple(name for name in FAMILIES if name not in LIKE_OTHERS)
 WITHOUT_CLASSIFIER = (
-    "granite",
-    "cohere",
-    "command-r-plus",
-    "cohere2",
-    "mistral3-images",
-    "qwen2-vl",
-    "qwen2.5-vl",
-    "qwen3-vl",
+    *("granite", "cohere", "command-r-plus", "cohere2"),
+    *("mistral3-images", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"),
 )
 """Transformers has no sequence classifiers of these."""
 
