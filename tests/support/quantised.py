@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,12 +153,7 @@ def bitsandbytes(weight: Tensor, nested: bool) -> Written:
         return nearest.flatten()[: len(values)], table, peaks
 
     codes, table, peaks = coded(weight.flatten(), 64, 16)
-    state: dict[str, Any] = {
-        "quant_type": "nf4",
-        "blocksize": 64,
-        "dtype": "float16",
-        "shape": [*weight.shape],
-    }
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": [*weight.shape]}
     parts = {"weight": (codes[0::2] * 16 + codes[1::2]).to(torch.uint8)[:, None], "weight.quant_map": table}
     if nested:
         offset = peaks.mean()
@@ -200,12 +196,10 @@ def modelopt_nvfp4() -> Scheme:
 
 
 def nvfp4() -> Scheme:
-    return compressed(
-        format="nvfp4-pack-quantized", type="float", num_bits=4, strategy="tensor_group", group_size=GROUP
-    )
+    return compressed("nvfp4-pack-quantized", "tensor_group", num_bits=4, group_size=GROUP)
 
 
-def compressed(**weights: Any) -> Scheme:
+def compressed(form: str, strategy: str, **weights: Any) -> Scheme:
     """What the library compressed-tensors itself writes and reads with these weight arguments."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
@@ -213,8 +207,7 @@ def compressed(**weights: Any) -> Scheme:
     from compressed_tensors.quantization.lifecycle.forward import dequantize
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
-    form = weights.pop("format")
-    arguments = QuantizationArgs(**weights)
+    arguments = QuantizationArgs(**{"type": "float", "num_bits": 8, "strategy": strategy, **weights})
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments, format=form)
     compressor = BaseCompressor.get_value_from_registry(form)
 
@@ -290,70 +283,43 @@ MXFP4 = {
     ],
 }
 """Of openai/gpt-oss-20b."""
-BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+NF4: dict[str, Any] = {"method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+INT4: dict[str, Any] = {"type": "int", "num_bits": 4, "group_size": GROUP}
+
+
+def written_by(write: Writer, method: str, beside: bool = False, **config: Any) -> Callable[[], Scheme]:
+    return lambda: Scheme({"quant_method": method, **config}, write, beside)
+
+
 SCHEMES: dict[str, Callable[[], Scheme]] = {
-    "fp8-tensor": lambda: Scheme(
-        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, fp8_per_tensor
+    "fp8-tensor": written_by(fp8_per_tensor, "fp8", activation_scheme="static", ignored_layers=["lm_head"]),
+    "fp8-channel": written_by(fp8_per_channel, "fp8", activation_scheme="dynamic"),
+    "fbgemm-fp8": written_by(
+        fp8_per_channel, "fbgemm_fp8", activation_scale_ub=1200.0, modules_to_not_convert=["lm_head"]
     ),
-    "fp8-channel": lambda: Scheme({"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_per_channel),
-    "fbgemm-fp8": lambda: Scheme(
-        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
-        fp8_per_channel,
-    ),
-    "modelopt-fp8": lambda: Scheme(
-        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, fp8_per_tensor
-    ),
-    "modelopt-fp8-beside": lambda: Scheme(
-        {
-            "quant_method": "modelopt",
-            "quant_algo": "FP8",
-            "kv_cache_quant_algo": "FP8",
-            "exclude_modules": ["lm_head"],
-        },
-        fp8_per_tensor,
-        beside=True,
+    "modelopt-fp8": written_by(fp8_per_tensor, "modelopt", quant_algo="FP8", ignore=["lm_head"]),
+    "modelopt-fp8-beside": written_by(
+        *(fp8_per_tensor, "modelopt", True),
+        **{"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
     ),
     "modelopt-nvfp4": modelopt_nvfp4,
-    "bitsandbytes-nf4": lambda: Scheme(BITSANDBYTES, lambda weight: bitsandbytes(weight, nested=False)),
-    "bitsandbytes-nested": lambda: Scheme(BITSANDBYTES, lambda weight: bitsandbytes(weight, nested=True)),
-    "bitsandbytes-int8": lambda: Scheme({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
-    "fp8-block": lambda: Scheme(
-        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(BLOCK)}, fp8_in_blocks
-    ),
-    "fp8-block-32": lambda: Scheme(
-        {"quant_method": "fp8", "weight_block_size": [32, 32]},
-        lambda weight: fp8_in_blocks(weight, (32, 32)),
-    ),
-    "awq": lambda: Scheme(
-        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, awq
-    ),
-    "gptq": lambda: Scheme({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}, gptq),
-    "gptq-desc-act": lambda: Scheme(
-        {"quant_method": "gptq", "bits": 4, "desc_act": True, "sym": False}, gptq_by_activation
-    ),
-    "gptq-v2": lambda: Scheme({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, gptq_v2),
-    "compressed-fp8-tensor": lambda: compressed(
-        format="naive-quantized", type="float", num_bits=8, strategy="tensor"
-    ),
-    "compressed-fp8-channel": lambda: compressed(
-        format="float-quantized", type="float", num_bits=8, strategy="channel"
-    ),
-    "compressed-fp8-block": lambda: compressed(
-        format="float-quantized", type="float", num_bits=8, strategy="block", block_structure=list(BLOCK)
-    ),
+    "bitsandbytes-nf4": written_by(partial(bitsandbytes, nested=False), **NF4),
+    "bitsandbytes-nested": written_by(partial(bitsandbytes, nested=True), **NF4),
+    "bitsandbytes-int8": written_by(llm_int8, "bitsandbytes", load_in_8bit=True),
+    "fp8-block": written_by(fp8_in_blocks, "fp8", fmt="e4m3", weight_block_size=list(BLOCK)),
+    "fp8-block-32": written_by(partial(fp8_in_blocks, block=(32, 32)), "fp8", weight_block_size=[32, 32]),
+    "awq": written_by(awq, "awq", bits=4, group_size=GROUP, version="gemm", zero_point=True),
+    "gptq": written_by(gptq, "gptq", bits=4, group_size=GROUP, sym=True),
+    "gptq-desc-act": written_by(gptq_by_activation, "gptq", bits=4, desc_act=True, sym=False),
+    "gptq-v2": written_by(gptq_v2, "gptq", bits=4, checkpoint_format="gptq_v2"),
+    "compressed-fp8-tensor": partial(compressed, "naive-quantized", "tensor"),
+    "compressed-fp8-channel": partial(compressed, "float-quantized", "channel"),
+    "compressed-fp8-block": partial(compressed, "float-quantized", "block", block_structure=list(BLOCK)),
     "compressed-nvfp4": nvfp4,
-    "compressed-int8": lambda: compressed(
-        format="int-quantized", type="int", num_bits=8, strategy="channel", symmetric=False
-    ),
-    "compressed-int4": lambda: compressed(
-        format="pack-quantized", type="int", num_bits=4, strategy="group", group_size=GROUP
-    ),
-    "compressed-int4-zeros": lambda: compressed(
-        format="pack-quantized", type="int", num_bits=4, strategy="group", group_size=GROUP, symmetric=False
-    ),
-    "compressed-int8-one-zero": lambda: compressed(
-        format="pack-quantized", type="int", num_bits=8, strategy="tensor", symmetric=False
-    ),
+    "compressed-int8": partial(compressed, "int-quantized", "channel", type="int", symmetric=False),
+    "compressed-int4": partial(compressed, "pack-quantized", "group", **INT4),
+    "compressed-int4-zeros": partial(compressed, "pack-quantized", "group", **INT4, symmetric=False),
+    "compressed-int8-one-zero": partial(compressed, "pack-quantized", "tensor", type="int", symmetric=False),
 }
 
 
