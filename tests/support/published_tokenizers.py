@@ -4,7 +4,8 @@ import base64
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +92,12 @@ def unigram(
 def of_gguf() -> Tokenizer:
     """As a GGUF file is converted here."""
     backend = tiny_tokenizers.smollm2()
-    added = backend.get_added_tokens_decoder()
-    return build_tokenizer(
-        {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "smollm",
-            "tokenizer.ggml.tokens": [backend.id_to_token(each) for each in range(backend.get_vocab_size())],
-            "tokenizer.ggml.merges": [
-                " ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]
-            ],
-            "tokenizer.ggml.token_type": [
-                TokenType.CONTROL if each in added else TokenType.NORMAL
-                for each in range(backend.get_vocab_size())
-            ],
-        }
-    )
+    added, ids = backend.get_added_tokens_decoder(), range(backend.get_vocab_size())
+    kinds = [TokenType.CONTROL if each in added else TokenType.NORMAL for each in ids]
+    merges = [" ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
+    lists = {"tokens": list(map(backend.id_to_token, ids)), "merges": merges, "token_type": kinds}
+    fields = {"model": "gpt2", "pre": "smollm", **lists}
+    return build_tokenizer({f"tokenizer.ggml.{name}": value for name, value in fields.items()})
 
 
 def phi3() -> Tokenizer:
@@ -134,7 +126,7 @@ class Published:
     build: Callable[[], Tokenizer]
     tokenizer_class: str
     model_type: str
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any]
     is_encoder: bool = False
 
     def save(self, directory: Path) -> Path:
@@ -148,73 +140,74 @@ class Published:
         return directory
 
 
-_XLM = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-_S = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-_CLS = {
-    name: f"[{name[:-6].upper()}]"
-    for name in ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-}
+def decoder(build: Callable[[], Tokenizer], name: str, model: str = "llama", **config: Any) -> Published:
+    return Published(build, name, model, config)
+
+
+def encoder(build: Callable[[], Tokenizer], name: str, model: str, **config: Any) -> Published:
+    return Published(build, name, model, config, is_encoder=True)
+
+
+def _deberta() -> Tokenizer:
+    return unigram(BERT_TOKENS, False, ("[CLS]", "[SEP]"))
+
+
+def _xlm_roberta() -> Tokenizer:
+    return unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], True, ("<s>", "</s>"), ["</s>"])
+
+
+def _roberta() -> Tokenizer:
+    return tiny_encoders.byte_level().backend_tokenizer
+
+
+def _modern() -> Tokenizer:
+    return tiny_encoders.modern().backend_tokenizer
+
+
+_ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
+_S = {**_ENDS, "unk_token": "<unk>"}
+_CLS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 _ROBERTA = {**_S, "cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
+_FAST = "PreTrainedTokenizerFast"
+_INPUTS = ["input_ids", "attention_mask"]
 
 PUBLISHED: dict[str, Published] = {
-    "SmolLM2, Granite: GPT2Tokenizer": Published(tiny_tokenizers.smollm2, "GPT2Tokenizer", "llama"),
-    "GGUF: PreTrainedTokenizerFast": Published(of_gguf, "PreTrainedTokenizerFast", "llama"),
-    "Falcon 3: LlamaTokenizer over byte-level BPE": Published(
-        tiny_tokenizers.smollm2, "LlamaTokenizer", "llama"
+    "SmolLM2, Granite: GPT2Tokenizer": decoder(tiny_tokenizers.smollm2, "GPT2Tokenizer"),
+    "GGUF: PreTrainedTokenizerFast": decoder(of_gguf, _FAST),
+    "Falcon 3: LlamaTokenizer over byte-level BPE": decoder(tiny_tokenizers.smollm2, "LlamaTokenizer"),
+    "Qwen3: Qwen2Tokenizer": decoder(tiny_tokenizers.qwen2, "Qwen2Tokenizer", "qwen3"),
+    "Llama 3, Nemo: PreTrainedTokenizerFast": decoder(tiny_tokenizers.llama3, _FAST),
+    "DeepSeek-R1-Distill-Llama: LlamaTokenizerFast over byte-level BPE": decoder(
+        tiny_tokenizers.llama3, "LlamaTokenizerFast", legacy=True
     ),
-    "Qwen3: Qwen2Tokenizer": Published(tiny_tokenizers.qwen2, "Qwen2Tokenizer", "qwen3"),
-    "Llama 3, Nemo: PreTrainedTokenizerFast": Published(
-        tiny_tokenizers.llama3, "PreTrainedTokenizerFast", "llama"
-    ),
-    "DeepSeek-R1-Distill-Llama: LlamaTokenizerFast over byte-level BPE": Published(
-        tiny_tokenizers.llama3, "LlamaTokenizerFast", "llama", {"legacy": True}
-    ),
-    "DeepSeek-R1-Distill-Qwen: LlamaTokenizerFast, qwen2": Published(
+    "DeepSeek-R1-Distill-Qwen: LlamaTokenizerFast, qwen2": decoder(
         tiny_tokenizers.qwen2, "LlamaTokenizerFast", "qwen2"
     ),
-    "saved by transformers 5: TokenizersBackend": Published(
+    "saved by transformers 5: TokenizersBackend": decoder(
         tiny_tokenizers.o200k, "TokenizersBackend", "qwen3"
     ),
-    "Cohere: CohereTokenizerFast": Published(tiny_tokenizers.llama3, "CohereTokenizerFast", "cohere2"),
-    "Llama 2: LlamaTokenizer, a mark before all": Published(
-        llama(tiny_tokenizers.llama2), "LlamaTokenizer", "llama", {**_S, "legacy": True}
+    "Cohere: CohereTokenizerFast": decoder(tiny_tokenizers.llama3, "CohereTokenizerFast", "cohere2"),
+    "Llama 2: LlamaTokenizer, a mark before all": decoder(
+        llama(tiny_tokenizers.llama2), "LlamaTokenizer", **_S, legacy=True
     ),
-    "Mistral 7B v0.3: LlamaTokenizerFast, Metaspace first": Published(
-        llama(tiny_tokenizers.metaspace_first), "LlamaTokenizerFast", "mistral", {**_S, "legacy": False}
+    "Mistral 7B v0.3: LlamaTokenizerFast, Metaspace first": decoder(
+        llama(tiny_tokenizers.metaspace_first), "LlamaTokenizerFast", "mistral", **_S, legacy=False
     ),
-    "Phi-3: LlamaTokenizer, phi3": Published(llama(phi3), "LlamaTokenizer", "phi3", _S),
-    "Gemma: GemmaTokenizer": Published(
-        tiny_tokenizers.gemma, "GemmaTokenizer", "gemma2", {"bos_token": "<s>", "eos_token": "</s>"}
+    "Phi-3: LlamaTokenizer, phi3": decoder(llama(phi3), "LlamaTokenizer", "phi3", **_S),
+    "Gemma: GemmaTokenizer": decoder(tiny_tokenizers.gemma, "GemmaTokenizer", "gemma2", **_ENDS),
+    "T5's kind: Unigram": decoder(tiny_tokenizers.unigram, _FAST),
+    "BERT, uncased": encoder(partial(wordpiece, True), "BertTokenizer", "bert", **_CLS, do_lower_case=True),
+    "BERT, cased, which only tokenizer.json says": encoder(
+        partial(wordpiece, False), "BertTokenizer", "bert", **_CLS
     ),
-    "T5's kind: Unigram": Published(tiny_tokenizers.unigram, "PreTrainedTokenizerFast", "llama"),
-    "BERT, uncased": Published(
-        lambda: wordpiece(True), "BertTokenizer", "bert", {**_CLS, "do_lower_case": True}, True
+    "DeBERTa v3: DebertaV2Tokenizer": encoder(
+        _deberta, "DebertaV2Tokenizer", "deberta-v2", **_CLS, do_lower_case=False
     ),
-    "BERT, cased, which only tokenizer.json says": Published(
-        lambda: wordpiece(False), "BertTokenizer", "bert", _CLS, True
+    "XLM-RoBERTa: XLMRobertaTokenizer": encoder(
+        _xlm_roberta, "XLMRobertaTokenizer", "xlm-roberta", **_ROBERTA
     ),
-    "DeBERTa v3: DebertaV2Tokenizer": Published(
-        lambda: unigram(BERT_TOKENS, False, ("[CLS]", "[SEP]")),
-        "DebertaV2Tokenizer",
-        "deberta-v2",
-        {**_CLS, "do_lower_case": False},
-        True,
-    ),
-    "XLM-RoBERTa: XLMRobertaTokenizer": Published(
-        lambda: unigram(_XLM, True, ("<s>", "</s>"), ["</s>"]),
-        "XLMRobertaTokenizer",
-        "xlm-roberta",
-        _ROBERTA,
-        True,
-    ),
-    "RoBERTa: RobertaTokenizer": Published(
-        lambda: tiny_encoders.byte_level().backend_tokenizer, "RobertaTokenizer", "roberta", _ROBERTA, True
-    ),
-    "ModernBERT: PreTrainedTokenizerFast": Published(
-        lambda: tiny_encoders.modern().backend_tokenizer,
-        "PreTrainedTokenizerFast",
-        "modernbert",
-        {**_CLS, "model_input_names": ["input_ids", "attention_mask"]},
-        True,
+    "RoBERTa: RobertaTokenizer": encoder(_roberta, "RobertaTokenizer", "roberta", **_ROBERTA),
+    "ModernBERT: PreTrainedTokenizerFast": encoder(
+        _modern, _FAST, "modernbert", **_CLS, model_input_names=_INPUTS
     ),
 }
