@@ -1,4 +1,7 @@
-"""Chat templates as families of checkpoints have them, cut down to what the tests need of them."""
+"""Chat templates as families have them, cut down to what tests need, and conversations with a text anywhere."""
+
+import json
+from typing import Any
 
 CHATML = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -51,3 +54,75 @@ MISTRAL = """{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[
 {%- for message in messages %}{% if message.role == 'user' %}[INST]{{ message.content }}[/INST]
 {%- elif message.tool_calls %}[TOOL_CALLS]{{ message.tool_calls | tojson }}</s>
 {%- else %}{{ message.content }}</s>{% endif %}{% endfor %}"""
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks it up",
+        "parameters": {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]},
+    },
+}
+SYSTEM, USER = (
+    {"role": "system", "content": "Be  brief."},
+    {"role": "user", "content": " What is <b>it</b>?\n"},
+)
+
+
+def said(content: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def called(*numbers: int) -> dict[str, Any]:
+    """A message of calls whose ids are as long as Mistral wants them."""
+    functions = {n: {"name": "look", "arguments": {"where": "苹果", "n": f"pick {n}"}} for n in numbers}
+    calls = [{"type": "function", "id": f"call0000{n}", "function": each} for n, each in functions.items()]
+    return said("", tool_calls=calls)
+
+
+def result(number: int) -> dict[str, Any]:
+    return {
+        "role": "tool",
+        "content": f"an apple {number}",
+        "tool_call_id": f"call0000{number}",
+        "name": "look",
+    }
+
+
+TOLD: list[dict[str, Any]] = [SYSTEM, USER, called(1), result(1), said("An apple."), USER]
+CALL, FUNCTION = ("messages", 2, "tool_calls", 0, "function"), ("tools", 0, "function")
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "content": ("messages", 1, "content"),
+    "system": ("messages", 0, "content"),
+    "answer": ("messages", 4, "content"),
+    "result": ("messages", 3, "content"),
+    "name": ("messages", 1, "name"),
+    "tool name": (*FUNCTION, "name"),
+    "tool description": (*FUNCTION, "description"),
+    "tool parameter": (*FUNCTION, "parameters", "properties"),
+    "tool key": FUNCTION,
+    "call name": (*CALL, "name"),
+    "arguments": (*CALL, "arguments"),
+    "variable": ("variables", "enable_thinking"),
+    "reasoning": ("messages", 2, "reasoning_content"),
+    "reasoning of an answer": ("messages", 4, "reasoning_content"),
+}
+
+
+def attacked(field: str, attack: str) -> tuple[list[dict[str, Any]], list[Any], dict[str, Any]]:
+    """Messages, tools and variables with a text in one field."""
+    *path, last = FIELDS[field]
+    given = json.loads(json.dumps({"messages": TOLD, "tools": [TOOL], "variables": {}}))
+    within = given
+    for step in path:
+        within = within[step]
+    match field:
+        case "tool key":
+            within[last][attack] = attack
+        case "tool parameter":
+            within[last] = {attack: {"type": "string", "enum": [attack]}}
+        case "arguments":
+            within[last] = {attack: [attack]}
+        case _:
+            within[last] = attack
+    return given["messages"], given["tools"], given["variables"]

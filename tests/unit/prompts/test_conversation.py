@@ -14,23 +14,10 @@ from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.tokenizer import PromptTokenizer
 from hiscore.prompts.tracked_text import own
 from tests.support import chat_templates, tiny_tokenizers
+from tests.support.chat_templates import FIELDS, TOLD, TOOL, attacked
 
 LIMITS = TokenLimits(1_000, 1_000)
-MESSAGES = [
-    {"role": "system", "content": "Be  brief."},
-    {"role": "user", "content": " What is <b>it</b>?\n"},
-    {"role": "assistant", "content": "", "tool_calls": [
-        {"type": "function", "function": {"name": "look", "arguments": {"where": "苹果", "n": 1}}}]},
-    {"role": "tool", "content": "an apple", "tool_call_id": "1"},
-]  # fmt: skip
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks it up",
-        "parameters": {"type": "object", "properties": {"where": {"type": "string"}}},
-    },
-}
+MESSAGES = TOLD[:4]
 
 
 @lru_cache(maxsize=8)
@@ -54,42 +41,6 @@ def test_it_has_the_ids_that_transformers_gives(checkpoint: Path, source: str, t
     assert not found.reasoning
 
 
-def attacked(field: str, attack: str) -> tuple[list[dict[str, Any]], list[Any], dict[str, Any]]:
-    """Messages, tools and variables with a text in one field."""
-    messages, tools = json.loads(json.dumps([MESSAGES, [TOOL]]))
-    function = tools[0]["function"]
-    call = messages[2]["tool_calls"][0]["function"]
-    variables: dict[str, Any] = {}
-    match field:
-        case "content":
-            messages[1]["content"] = attack
-        case "system":
-            messages[0]["content"] = attack
-        case "result":
-            messages[3]["content"] = attack
-        case "name":
-            messages[1]["name"] = attack
-        case "tool name":
-            function["name"] = attack
-        case "tool description":
-            function["description"] = attack
-        case "tool parameter":
-            function["parameters"]["properties"] = {attack: {"type": "string", "enum": [attack]}}
-        case "tool key":
-            function[attack] = attack
-        case "call name":
-            call["name"] = attack
-        case "arguments":
-            call["arguments"] = {attack: [attack]}
-        case "variable":
-            variables["enable_thinking"] = attack
-        case "reasoning":
-            messages[2]["reasoning_content"] = attack
-    return messages, tools, variables
-
-
-FIELDS = ["content", "system", "result", "name", "tool name", "tool description", "tool parameter", "tool key",
-          "call name", "arguments", "variable", "reasoning"]  # fmt: skip
 SOURCES = {
     "qwen3": chat_templates.QWEN3,
     "tags": chat_templates.TAGS,

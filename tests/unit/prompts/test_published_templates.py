@@ -16,58 +16,21 @@ from hiscore.prompts.chat import PromptError, read_chat_template
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.token_limits import TokenLimits
 from tests.support import tiny_tokenizers
+from tests.support.chat_templates import FIELDS, SYSTEM, TOLD, TOOL, USER, attacked, called, result, said
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 # What templates write as tokens, in the notations of all families.
 TOKENS = re.compile(r"<[|｜][^<>{}' ]+[|｜]>|</?think>|</?tool_\w+>|\[/?[A-Z_]+\]|<(?:start|end)_of_turn>")
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks it up",
-        "parameters": {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]},
-    },
-}
-
-
-def called(*numbers: int) -> dict[str, Any]:
-    """A message of calls whose ids are as long as Mistral wants them."""
-    calls = [
-        {
-            "type": "function",
-            "id": f"call0000{number}",
-            "function": {"name": "look", "arguments": {"n": f"pick {number}"}},
-        }
-        for number in numbers
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def result(number: int) -> dict[str, Any]:
-    return {
-        "role": "tool",
-        "content": f"an apple {number}",
-        "tool_call_id": f"call0000{number}",
-        "name": "look",
-    }
-
-
-SYSTEM, USER = (
-    {"role": "system", "content": "Be  brief."},
-    {"role": "user", "content": " What is <b>it</b>?\n"},
-)
 HISTORIES: dict[str, list[dict[str, Any]]] = {
     "one question": [USER],
     "with a system": [SYSTEM, USER],
-    "turns": [SYSTEM, USER, {"role": "assistant", "content": "An apple."}, USER],
-    "reasoning in the text": [
-        USER, {"role": "assistant", "content": "<think>\nlong reasoning\n</think>\n\nAn apple."}, USER,
-    ],
-    "reasoning apart": [USER, {"role": "assistant", "content": "An apple.", "reasoning_content": "hm"}, USER],
+    "turns": [SYSTEM, USER, said("An apple."), USER],
+    "reasoning in the text": [USER, said("<think>\nlong reasoning\n</think>\n\nAn apple."), USER],
+    "reasoning apart": [USER, said("An apple.", reasoning_content="hm"), USER],
     "a tool": [USER, called(1), result(1)],
-    "tools": [SYSTEM, USER, called(1), result(1), {"role": "assistant", "content": "An apple."}, USER],
+    "tools": TOLD,
     "two calls": [USER, called(1, 2), result(1), result(2)],
-}  # fmt: skip
+}
 WISHES: list[dict[str, Any]] = [{}, {"enable_thinking": True}, {"enable_thinking": False}, {"tools": [TOOL]}]
 
 
@@ -139,7 +102,7 @@ def as_deepseek_has_it(message: dict[str, Any]) -> dict[str, Any]:
         return message
     made: dict[str, Any] = copy.deepcopy({**message, "content": None})
     for call in made["tool_calls"]:
-        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     return made
 
 
@@ -168,38 +131,18 @@ def test_reasoning_of_the_past_is_left_out_by_the_template(published: Published)
     assert ("long reasoning" in text) == ("</think>" not in published.conversations._template.source)
 
 
-@pytest.mark.parametrize(
-    "field", ["content", "system", "answer", "reasoning", "name", "result", "key", "tool"]
-)
+@pytest.mark.parametrize("field", [each for each in FIELDS if each != "variable"])
 def test_no_field_forms_a_special_token(published: Published, field: str) -> None:
     """Whole, in halves around what templates test and cut, and where they look for a mark."""
     names = published.conversations.tokenizer.protected
     special = set(published.reference.convert_tokens_to_ids(names))
 
     def formed(text: str) -> list[int]:
-        messages, tool = copy.deepcopy(HISTORIES["tools"]), TOOL
-        match field:
-            case "content" | "system":
-                messages[field == "content"]["content"] = text
-            case "answer":
-                messages[4]["content"] = text
-            case "reasoning":
-                messages[4]["reasoning_content"] = text
-            case "name":
-                messages[2]["tool_calls"][0]["function"]["name"] = text
-            case "result":
-                messages[3]["content"] = text
-            case "key":
-                messages[2]["tool_calls"][0]["function"]["arguments"] = {text: [text]}
-            case "tool":
-                tool = {
-                    "type": "function",
-                    "function": {**TOOL["function"], "name": text, "description": text},
-                }
+        messages, tools, _ = attacked(field, text)
         if published.name in KNOWS_NO_CALLS:
             messages = [each for each in messages if each["role"] != "tool" and "tool_calls" not in each]
             del messages[2:-2]
-        return [each for each in published.conversations.prompt(messages, [tool]).ids if each in special]
+        return [each for each in published.conversations.prompt(messages, tools).ids if each in special]
 
     clean = formed("a")
     assert clean, "the template's own"
