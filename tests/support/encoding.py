@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
+from hiscore.prompts.truncation import CutPairs
 from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.text.encoding_plan import EncodingPlan, TextRequest
 from hiscore.settings import Limits
@@ -39,3 +40,13 @@ def limits_of(max_text_bytes: int, **others: int) -> Limits:
             return max_text_bytes
 
     return OfTests(**others)
+
+
+def ids_of_pairs(pairs: CutPairs) -> list[list[int]]:
+    """Whole prompts, in the order of the request."""
+    found = {
+        row: [*each.query, *item]
+        for of, each in pairs.prompts
+        for row, item in zip(of, each.items, strict=True)
+    }
+    return [found[row] for row in range(len(pairs.cut))]

@@ -12,6 +12,7 @@ from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.truncation import CutPairs, Truncation, cut_pairs, longest_first
 from tests.support import tiny_tokenizers
+from tests.support.encoding import ids_of_pairs
 from tests.support.tiny_encoders import ENCODERS
 
 CONTEXT = 40
@@ -41,15 +42,6 @@ def cut(
     return cut_pairs(prompts, queries, documents, None, how, TokenLimits(context, 10_000))
 
 
-def rows(pairs: CutPairs) -> list[list[int]]:
-    found = {
-        row: [*each.query, *item]
-        for of, each in pairs.prompts
-        for row, item in zip(of, each.items, strict=True)
-    }
-    return [found[row] for row in range(len(pairs.cut))]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("query", [QUERY, LONG])
 def test_tokens_are_those_of_a_tokenizer_that_truncates(checkpoint: Path, query: str) -> None:
@@ -58,10 +50,10 @@ def test_tokens_are_those_of_a_tokenizer_that_truncates(checkpoint: Path, query:
     for most in (8, 9, 21, CONTEXT, 400):
         pairs = cut(prompts, query, DOCUMENTS, Truncation(prompt=most))
         pair = partial(reference, query, truncation="longest_first", max_length=most)
-        assert rows(pairs) == [pair(document)["input_ids"] for document in DOCUMENTS]
+        assert ids_of_pairs(pairs) == [pair(document)["input_ids"] for document in DOCUMENTS]
         assert pairs.cut == [len(each) > most for each in whole]
         # The control: where the query is the longer one, documents are not all that is cut.
-        assert query != LONG or (rows(pairs)[0] == whole[0][:most]) == (len(whole[0]) <= most)
+        assert query != LONG or (ids_of_pairs(pairs)[0] == whole[0][:most]) == (len(whole[0]) <= most)
 
 
 def test_ends_are_kept_where_they_are_asked_for(checkpoint: Path) -> None:
@@ -70,7 +62,9 @@ def test_ends_are_kept_where_they_are_asked_for(checkpoint: Path) -> None:
         AutoTokenizer.from_pretrained(checkpoint, truncation_side="left"),
     )
     pairs = cut(prompts, QUERY, DOCUMENTS, Truncation(prompt=30, left=True))
-    assert rows(pairs)[0] == reference(QUERY, LONG, truncation="only_second", max_length=30)["input_ids"]
+    assert (
+        ids_of_pairs(pairs)[0] == reference(QUERY, LONG, truncation="only_second", max_length=30)["input_ids"]
+    )
     assert pairs.cut == [True, False, True, False]
 
 
@@ -79,7 +73,7 @@ def test_each_text_may_have_a_limit_of_its_own(checkpoint: Path) -> None:
     pairs = cut(prompts, [LONG, QUERY], [LONG, SHORT], Truncation(query=5, document=6), context=400)
     alone = [reference(text, add_special_tokens=False)["input_ids"] for text in (LONG, QUERY, SHORT)]
     around = prompts.template.before, prompts.template.between, prompts.template.after
-    assert rows(pairs) == [
+    assert ids_of_pairs(pairs) == [
         [*around[0], *alone[0][:5], *around[1], *alone[0][:6], *around[2]],
         [*around[0], *alone[1][:5], *around[1], *alone[2][:6], *around[2]],
     ]

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tokenizers import Tokenizer, normalizers
@@ -15,15 +15,17 @@ from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.models.support import CheckpointFacts
 from hiscore.prompts.chat import read_chat_template
 from hiscore.prompts.conversation import Conversations
+from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import make_prompts
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tokenizer import PromptTokenizer
+from hiscore.prompts.truncation import Truncation, cut_pairs
 from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization import file, tokenizer
 from hiscore.tokenization.detokenizer import DetokenizerFactory
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
-from tests.support.encoding import encode_requests
+from tests.support.encoding import encode_requests, ids_of_pairs
 from tests.support.published_tokenizers import CHARACTERS, PUBLISHED, charsmap
 
 QUERY = "Is this a fruit? "
@@ -83,9 +85,10 @@ def scored(loaded: Loaded, query: str, items: list[str]) -> list[list[int]]:
 
 def reranked(loaded: Loaded, query: str, documents: list[str], template: Path) -> list[list[int]]:
     template.write_text("{{ query }}{{ document }}")
-    is_pair = loaded.tokenizer.pair is not None
-    maker, _ = make_prompts(loaded.directory, "" if is_pair else str(template))
-    queries: Any = query if is_pair else [query] * len(documents)
+    maker, _ = make_prompts(loaded.directory, "" if loaded.tokenizer.pair else str(template))
+    queries = [query] * len(documents)
+    if isinstance(maker, PairPrompts):
+        return ids_of_pairs(cut_pairs(maker, queries, documents, None, Truncation(), LIMITS))
     prompts = maker.ids(queries, documents)
     return [[*prompts.query, *item] for item in prompts.items]
 
