@@ -32,30 +32,19 @@ def config_of(model_type: str, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changes", "length"),
+    ("positions", "scaling", "length"),
     [
-        ({"max_position_embeddings": 40_960}, 40_960),
-        (
-            {
-                "max_position_embeddings": 40_960,
-                "rope_scaling": {**QWEN_YARN, "original_max_position_embeddings": 32_768},
-            },
-            131_072,
-        ),
+        (40_960, None, 40_960),
+        (40_960, {**QWEN_YARN, "original_max_position_embeddings": 32_768}, 131_072),
         # Already lengthened.
-        (
-            {
-                "max_position_embeddings": 163_840,
-                "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4_096},
-            },
-            163_840,
-        ),
-        ({"max_position_embeddings": 1_000, "rope_scaling": {"type": "yarn", "factor": 2.5}}, 2_500),
-        ({"max_position_embeddings": 1_000, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1_000),
+        (163_840, {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4_096}, 163_840),
+        (1_000, {"type": "yarn", "factor": 2.5}, 2_500),
+        (1_000, {"type": "linear", "factor": 2.0}, 1_000),
     ],
 )
-def test_yarn_lengthens_the_context(changes: dict[str, Any], length: int) -> None:
-    config = config_of("qwen3", **changes)
+def test_yarn_lengthens_the_context(positions: int, scaling: Any, length: int) -> None:
+    scaled = {"rope_scaling": scaling} if scaling else {}
+    config = config_of("qwen3", max_position_embeddings=positions, **scaled)
     assert context_length(config) == from_config(config).context_length == length
 
 

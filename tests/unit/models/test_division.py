@@ -33,15 +33,15 @@ def test_a_published_size_divides(ranks: int) -> None:
     assert undividable(DSA, ranks) is None
 
 
+SIX_HEADS = LLAMA | {"num_attention_heads": 48, "num_key_value_heads": 6}
+WITH_IMAGES = {"model_type": "gemma3", "text_config": LLAMA | {"model_type": "gemma3_text"}}
+
+
 @pytest.mark.parametrize(
     ("config", "ranks", "reason"),
     [
         (LLAMA, 3, "TENSOR_PARALLEL is 3, which does not divide num_attention_heads 32"),
-        (
-            LLAMA | {"num_attention_heads": 48, "num_key_value_heads": 6},
-            4,
-            "neither a divisor nor a multiple of num_key_value_heads 6",
-        ),
+        (SIX_HEADS, 4, "neither a divisor nor a multiple of num_key_value_heads 6"),
         (LLAMA | {"intermediate_size": 14_338}, 4, "does not divide intermediate_size 14338"),
         (MOE, 8, "more than the 4 experts"),
         ({"model_type": "bert"}, 2, "encoders compute on one device"),
@@ -49,11 +49,7 @@ def test_a_published_size_divides(ranks: int) -> None:
         (DSA | {"moe_intermediate_size": 2_050}, 4, "moe_intermediate_size x n_shared_experts 2050"),
         (DSA | {"n_routed_experts": 4}, 8, "more than the 4 experts"),
         # Of a model of texts and images, the tower that reads texts.
-        (
-            {"model_type": "gemma3", "text_config": LLAMA | {"model_type": "gemma3_text"}},
-            3,
-            "attention_heads 32",
-        ),
+        (WITH_IMAGES, 3, "attention_heads 32"),
     ],
 )
 def test_what_does_not_is_named(config: dict[str, Any], ranks: int, reason: str) -> None:

@@ -117,23 +117,24 @@ def test_the_head_of_the_causal_lm_that_a_classifier_was_is_ignored(tmp_path: Pa
     check_against_transformers(checkpoint)
 
 
+def ones(name: str, *shape: int) -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.update({name: torch.ones(shape)})
+
+
+KEYS, BIAS = "model.layers.3.self_attn.k_proj.weight", "model.layers.3.self_attn.q_proj.bias"
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda tensors: tensors.pop(EMBEDDING), "no tensor 'model.embed_tokens.weight'"),
         (lambda tensors: tensors.pop("model.norm.weight"), "no tensor 'model.norm.weight'"),
         (
-            lambda tensors: tensors.update({HEAD: torch.ones(VOCABULARY + 1, 64)}),
-            r"'lm_head.weight' has shape \[501, 64\], the config announces \[500, 64\]",
+            ones(HEAD, VOCABULARY + 1, 64),
+            rf"'{HEAD}' has shape \[501, 64\], the config announces \[500, 64\]",
         ),
-        (
-            lambda tensors: tensors.update({"model.layers.3.self_attn.k_proj.weight": torch.ones(64, 64)}),
-            r"'model.layers.3.self_attn.k_proj.weight' has shape \[64, 64\], the config announces \[32, 64\]",
-        ),
-        (
-            lambda tensors: tensors.update({"model.layers.3.self_attn.q_proj.bias": torch.ones(64)}),
-            "holds 1 tensors that a llama model does not have, 'model.layers.3.self_attn.q_proj.bias'",
-        ),
+        (ones(KEYS, 64, 64), rf"'{KEYS}' has shape \[64, 64\], the config announces \[32, 64\]"),
+        (ones(BIAS, 64), f"holds 1 tensors that a llama model does not have, '{BIAS}'"),
     ],
     ids=["no embedding", "no norm", "large head", "wrong projection", "stray bias"],
 )

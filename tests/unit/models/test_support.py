@@ -25,6 +25,9 @@ from hiscore.models.support import (
 )
 
 DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}
+GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+DYNAMIC, PLAIN = {"type": "dynamic"}, {"rope_type": "default"}
+HQQ = {"quantization_config": {"quant_method": "hqq"}}
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
 
 
@@ -34,17 +37,11 @@ LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausa
         ({"model_type": "mamba"}, "model_type 'mamba' is none of llama,"),
         ({"architectures": ["LlamaModel"]}, "'LlamaModel' of model_type 'llama' is none of LlamaForC"),
         ({"architectures": None}, "'none' of model_type 'llama' is none of"),
-        (
-            {"quantization_config": {"quant_method": "hqq"}},
-            "its weights are quantised by 'hqq'; served are fp8",
-        ),
+        (HQQ, "its weights are quantised by 'hqq'; served are fp8"),
         ({"hidden_act": "relu"}, "activation 'relu' is none of silu,"),
-        ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is none of default,"),
+        ({"rope_scaling": DYNAMIC}, "rope type 'dynamic' is none of default,"),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope type 'longrope'"),
-        (
-            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "dynamic"}},
-            "rope type 'dynamic' is none of default,",
-        ),
+        ({"rope_parameters": PLAIN, "rope_scaling": DYNAMIC}, "rope type 'dynamic' is none of default,"),
         ({"rope_scaling": {"rope_type": "dynamic", "type": "default"}}, "rope type 'dynamic'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_scaling": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
@@ -56,14 +53,7 @@ LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausa
         ({"transformers_weights": "other.safetensors"}, "weights of its own ('other.safetensors')"),
         (DEEPSEEK | {"is_causal": False}, "is_causal is False"),
         ({"rope_scaling": "yarn"}, "config.json is malformed"),
-        (
-            {
-                "model_type": "gemma3_text",
-                "architectures": ["Gemma3ForCausalLM"],
-                "attn_logit_softcapping": 50.0,
-            },
-            "caps attention logits",
-        ),
+        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "caps attention logits"),
     ],
 )
 def test_what_cannot_be_computed_is_named(changes: dict[str, Any], says: str) -> None:

@@ -194,29 +194,23 @@ def test_where_nothing_is_claimed_there_is_none(made: Tokenizer) -> None:
     assert byte_level_bpe(made) is None
 
 
+def behind(first: pre_tokenizers.PreTokenizer, use_regex: bool = False) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)]
+    )
+
+
 @pytest.mark.parametrize(
     "pre_tokenizer",
     [
         pre_tokenizers.ByteLevel(add_prefix_space=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         pre_tokenizers.Whitespace(),
-        *(
-            pre_tokenizers.Sequence([first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-            for first in (
-                pre_tokenizers.Digits(individual_digits=False),
-                pre_tokenizers.Split(Regex(QWEN2), "isolated"),
-            )
-        ),
-        *(
-            pre_tokenizers.Sequence(
-                [first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-            )
-            for first in (
-                pre_tokenizers.Split(Regex(r"\p{L}+"), "isolated"),
-                pre_tokenizers.Split(Regex(QWEN2), "removed"),
-                pre_tokenizers.Split(Regex(QWEN2), "isolated", invert=True),
-            )
-        ),
+        behind(pre_tokenizers.Digits(individual_digits=False), use_regex=True),
+        behind(pre_tokenizers.Split(Regex(QWEN2), "isolated"), use_regex=True),
+        behind(pre_tokenizers.Split(Regex(r"\p{L}+"), "isolated")),
+        behind(pre_tokenizers.Split(Regex(QWEN2), "removed")),
+        behind(pre_tokenizers.Split(Regex(QWEN2), "isolated", invert=True)),
     ],
     ids=str,
 )

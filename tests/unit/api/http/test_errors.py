@@ -97,33 +97,16 @@ def test_openais_types(status: int, kind: str) -> None:
     assert openai_error(ApiError(status, "m"), "id")["error"]["type"] == kind
 
 
+SAID = {"message": "'a' is 0", "type": "invalid_request_error", "request_id": "id"}
+
+
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        (
-            openai_error,
-            {
-                "error": {
-                    "message": "'a' is 0",
-                    "type": "invalid_request_error",
-                    "param": "a",
-                    "code": "invalid_value",
-                    "request_id": "id",
-                }
-            },
-        ),
+        (openai_error, {"error": {**SAID, "param": "a", "code": "invalid_value"}}),
         (cohere_error, {"id": "id", "message": "'a' is 0"}),
         (tei_error, {"error": "'a' is 0", "error_type": "Validation", "request_id": "id"}),
-        (
-            nim_error,
-            {
-                "object": "error",
-                "message": "'a' is 0",
-                "detail": "'a' is 0",
-                "type": "invalid_request_error",
-                "request_id": "id",
-            },
-        ),
+        (nim_error, {**SAID, "object": "error", "detail": "'a' is 0"}),
     ],
 )
 def test_shapes(shape: ErrorShape, expected: object) -> None:

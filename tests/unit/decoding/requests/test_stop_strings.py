@@ -143,30 +143,21 @@ IDS = frozenset({2, 25})
 
 @pytest.mark.parametrize(
     ("tokens", "options", "taken"),
-    [
-        pytest.param([1, 2, 25, 3], {}, ["b", "c", ("", "stop")], id="an end token has no text"),
-        pytest.param(
-            [1, 25, 3], {"ignore_eos": True}, ["b", "z", ("d", "length")], id="ignored, it is one like others"
-        ),
-        pytest.param([1, 2], {"stop_token_ids": IDS}, ["b", ("", "stop")], id="ids of a request"),
-        pytest.param(
-            [1, 25],
-            {"stop_token_ids": IDS, "ignore_eos": True},
-            ["b", ("", "stop")],
-            id="count even if ignored",
-        ),
-        pytest.param([1, 2, 3, 4], {"stop": ("cd",)}, ["b", "", ("", "stop")], id="cut off across tokens"),
-        pytest.param([2, 4, 2], {"stop": ("cd",)}, ["", "ce", ("c", "length")], id="sent after all"),
-        pytest.param([1, 2], {}, ["b", ("c", "length")], id="the last token"),
-        pytest.param([1, 25], {}, ["b", ("", "stop")], id="the last is an end token"),
-        pytest.param([1, 2], {"stop": ("c",)}, ["b", ("", "stop")], id="the last completes a stop string"),
+    {
+        "an end token has no text": ([1, 2, 25, 3], {}, ["b", "c", ("", "stop")]),
+        "ignored, it is one like others": ([1, 25, 3], {"ignore_eos": True}, ["b", "z", ("d", "length")]),
+        "ids of a request": ([1, 2], {"stop_token_ids": IDS}, ["b", ("", "stop")]),
+        "count even if ignored": ([1, 25], {"stop_token_ids": IDS, "ignore_eos": True}, ["b", ("", "stop")]),
+        "cut off across tokens": ([1, 2, 3, 4], {"stop": ("cd",)}, ["b", "", ("", "stop")]),
+        "sent after all": ([2, 4, 2], {"stop": ("cd",)}, ["", "ce", ("c", "length")]),
+        "the last token": ([1, 2], {}, ["b", ("c", "length")]),
+        "the last is an end token": ([1, 25], {}, ["b", ("", "stop")]),
+        "the last completes a stop string": ([1, 2], {"stop": ("c",)}, ["b", ("", "stop")]),
         # Half a character, and the beginning of a stop string before it.
-        pytest.param(
-            [1, 0, 25], {"stop": ("bx",)}, ["", "", ("ba", "stop")], id="held back until an end token"
-        ),
-        pytest.param([1, 0], {"stop": ("bx",)}, ["", ("ba", "length")], id="held back until the last"),
-        pytest.param([1, 0], {"stop": ("ba",)}, ["", ("", "stop")], id="completed by what is flushed"),
-    ],
+        "held back until an end token": ([1, 0, 25], {"stop": ("bx",)}, ["", "", ("ba", "stop")]),
+        "held back until the last": ([1, 0], {"stop": ("bx",)}, ["", ("ba", "length")]),
+        "completed by what is flushed": ([1, 0], {"stop": ("ba",)}, ["", ("", "stop")]),
+    }.values(),
 )
 def test_text_and_end_of_each_token(tokens: list[int], options: dict[str, Any], taken: list[Any]) -> None:
     """max_tokens is their number."""

@@ -243,49 +243,33 @@ def test_a_classifier_has_no_labels(load: Load) -> None:
         assert answer.label_token_ids.shape == (0,)
 
 
+def asked(
+    query: str = "a b", items: Sequence[str] = ("c",), labels: list[str] | None = None, ids: Any = LABELS
+) -> TextRequest:
+    return TextRequest(query, [*items], labels, ids)
+
+
+def labelled(*labels: str) -> TextRequest:
+    return asked(labels=[*labels], ids=None)
+
+
+AGAIN = "encoded again with each of 40 items"
 BAD = {
-    "label of two tokens": (
-        TextRequest("a b", ["c"], [" Yes", " Maybe so"]),
-        "label ' Maybe so' is [2-9] tokens: a label must",
-    ),
-    "label of no token": (
-        TextRequest("a b", ["c"], [""]),
-        "label '' is 0 tokens: a label must be exactly one",
-    ),
-    "labels of one token": (
-        TextRequest("a b", ["c"], ["é", "e\u0301"]),
-        "labels 'é' and 'é' are the same token",
-    ),
-    "long label": (TextRequest("a b", ["c"], ["x" * 500]), r"label 'x{57}\.\.\.' is \d+ tokens"),
-    "no label input": (
-        TextRequest("a b", ["c"]),
-        "exactly one of 'labels' and 'label_token_ids' .* neither was given",
-    ),
-    "both label inputs": (TextRequest("a b", ["c"], [" Yes"], LABELS), "exactly one .* both were given"),
-    "empty labels": (TextRequest("a b", ["c"], []), "'labels' is empty"),
-    "label id out of the vocabulary": (
-        TextRequest("a", ["b"], None, np.array([2_000], np.int32)),
-        "holds 2000.*0 to 1999",
-    ),
-    "both empty": (TextRequest("", ["a", ""], None, LABELS), "query and item 1 are both empty"),
-    "context": (
-        TextRequest("a b " * 100, ["c " * 110, "d"], None, LABELS),
-        r"tokens together: at most 500 \(MAX_CONTEXT\)",
-    ),
-    "items": (TextRequest("a b", ["c"] * 41, None, LABELS), "'items' holds 41 items: at most 40"),
-    "bytes": (TextRequest("苹" * 1_000, ["c"], None, LABELS), "hold 3001 bytes: at most 3000 in one call"),
-    "work": (
-        TextRequest("x" * 100, ["c"] * 40, None, LABELS),
-        "encoded again with each of 40 items, 4000 bytes .* 3000",
-    ),
-    "work in bytes": (
-        TextRequest("苹" * 30, ["c"] * 40, None, LABELS),
-        "encoded again with each of 40 items, 3600 bytes .* 3000",
-    ),
-    "tokens": (
-        TextRequest("a b", [f" {n} x y z" * 4 for n in range(40)], None, LABELS),
-        r"holds \d+ tokens: at most 800",
-    ),
+    "label of two tokens": (labelled(" Yes", " Maybe so"), "label ' Maybe so' is [2-9] tokens: a label must"),
+    "label of no token": (labelled(""), "label '' is 0 tokens: a label must be exactly one"),
+    "labels of one token": (labelled("é", "e\u0301"), "labels 'é' and 'é' are the same token"),
+    "long label": (labelled("x" * 500), r"label 'x{57}\.\.\.' is \d+ tokens"),
+    "no label input": (asked(ids=None), "exactly one of 'labels' and 'label_token_ids' .* neither was given"),
+    "both label inputs": (asked(labels=[" Yes"]), "exactly one .* both were given"),
+    "empty labels": (labelled(), "'labels' is empty"),
+    "label id out of the vocabulary": (asked(ids=np.array([2_000], np.int32)), "holds 2000.*0 to 1999"),
+    "both empty": (asked("", ["a", ""]), "query and item 1 are both empty"),
+    "context": (asked("a b " * 100, ["c " * 110, "d"]), r"tokens together: at most 500 \(MAX_CONTEXT\)"),
+    "items": (asked(items=["c"] * 41), "'items' holds 41 items: at most 40"),
+    "bytes": (asked("苹" * 1_000), "hold 3001 bytes: at most 3000 in one call"),
+    "work": (asked("x" * 100, ["c"] * 40), f"{AGAIN}, 4000 bytes .* 3000"),
+    "work in bytes": (asked("苹" * 30, ["c"] * 40), f"{AGAIN}, 3600 bytes .* 3000"),
+    "tokens": (asked(items=[f" {n} x y z" * 4 for n in range(40)]), r"holds \d+ tokens: at most 800"),
 }
 LIMITS = limits_of(3_000, max_items=40, max_labels=3, max_call_tokens=800)
 
