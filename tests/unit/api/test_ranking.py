@@ -8,12 +8,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.client.faulty_server import FaultyServer
+from tests.support.api_bodies import BODIES
 
 DOCUMENTS = ["zero", "one", "two", "three"]
 P = [0.25, 0.875, 0.5, 0.125]
 BEST = [1, 2, 0, 3]
 LOGITS = np.log(P) - np.log1p(-np.array(P))
 Found = list[tuple[int, float]]
+ONE = {"query": "q", "documents": ["a"]}
+PASSAGES = {"query": {"text": "q"}, "passages": [{"text": "a"}]}
+ALL: dict[str, Any] = {"query": "q", "documents": DOCUMENTS}
 
 
 @pytest.fixture
@@ -49,16 +53,13 @@ def as_rankings(answer: Any) -> Found:
 @pytest.mark.parametrize(
     ("path", "body", "read", "scores"),
     [
-        *(
-            (path, {"query": "q", "documents": DOCUMENTS}, as_results, P)
-            for path in ("/v1/rerank", "/v2/rerank", "/rerank")
-        ),
+        *((path, ALL, as_results, P) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
         ("/v1/rerank", {"query": "q", "documents": [{"text": t, "id": 7} for t in DOCUMENTS]}, as_results, P),
         ("/rerank", {"query": "q", "texts": DOCUMENTS}, as_ranks, P),
         ("/rerank", {"query": "q", "texts": DOCUMENTS, "raw_scores": True}, as_ranks, LOGITS),
         (
             "/v1/ranking",
-            {"query": {"text": "q"}, "passages": [{"text": text} for text in DOCUMENTS]},
+            {**PASSAGES, "passages": [{"text": text} for text in DOCUMENTS]},
             as_rankings,
             LOGITS,
         ),
@@ -73,12 +74,11 @@ def test_the_best_come_first(
 
 
 def test_top_n_and_documents_back(ranked: TestClient) -> None:
-    body = {"query": "q", "documents": DOCUMENTS}
-    answer = post(ranked, "/v1/rerank", {**body, "top_n": 2, "return_documents": True})
+    answer = post(ranked, "/v1/rerank", {**ALL, "top_n": 2, "return_documents": True})
     assert [each["document"] for each in answer["results"]] == [{"text": "one"}, {"text": "two"}]
     for everything in (9, 0, None):
-        assert len(post(ranked, "/v1/rerank", {**body, "top_n": everything})["results"]) == 4
-    assert "document" not in post(ranked, "/v1/rerank", body)["results"][0]
+        assert len(post(ranked, "/v1/rerank", {**ALL, "top_n": everything})["results"]) == 4
+    assert "document" not in post(ranked, "/v1/rerank", ALL)["results"][0]
     texts = {"query": "q", "texts": DOCUMENTS}
     assert [each["text"] for each in post(ranked, "/rerank", {**texts, "return_text": True})] == [
         DOCUMENTS[index] for index in BEST
@@ -97,12 +97,12 @@ def test_objects_are_ranked_by_their_texts(ranked: TestClient) -> None:
 
 
 def test_usage_is_in_the_places_that_clients_look_at(ranked: TestClient) -> None:
-    answer = post(ranked, "/v2/rerank", {"query": "q", "documents": DOCUMENTS})
+    answer = post(ranked, "/v2/rerank", ALL)
     tokens = answer["usage"]["prompt_tokens"]
     assert tokens == answer["usage"]["total_tokens"] == answer["meta"]["tokens"]["input_tokens"] > 0
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
     assert answer["meta"]["billed_units"] == {"search_units": 1}
-    nim = post(ranked, "/v1/ranking", {"query": {"text": "q"}, "passages": [{"text": "a"}]})
+    nim = post(ranked, "/v1/ranking", PASSAGES)
     assert nim["usage"]["prompt_tokens"] > 0
 
 
@@ -175,22 +175,14 @@ def test_pairs_keep_their_order(ranked: TestClient) -> None:
     ("path", "body", "says"),
     [
         ("/v1/rerank", {"query": "q", "documents": []}, "'documents' is empty"),
-        ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
-        (
-            "/v1/rerank",
-            {"query": "q", "documents": ["a"], "truncate_prompt_tokens": 2},
-            "at most 2 are asked for",
-        ),
+        ("/v1/rerank", {**ONE, "top_n": -1}, "top_n"),
+        ("/v1/rerank", {**ONE, "truncate_prompt_tokens": 2}, "at most 2 are asked for"),
         ("/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "at most 0 are asked for"),
-        ("/v1/rerank", {"query": "q", "documents": ["a"], "truncate_prompt_tokens": -2}, "truncate_prompt"),
+        ("/v1/rerank", {**ONE, "truncate_prompt_tokens": -2}, "truncate_prompt"),
         ("/rerank", {"query": "q", "texts": []}, "'texts' is empty"),
         ("/rerank", {"query": "q", "texts": ["a"], "truncation_direction": "up"}, "truncation_direction"),
         ("/v1/ranking", {"query": {"text": "q"}, "passages": []}, "'passages' is empty"),
-        (
-            "/v1/ranking",
-            {"query": {"text": "q"}, "passages": [{"text": "a"}], "truncate": "START"},
-            "truncate",
-        ),
+        ("/v1/ranking", {**PASSAGES, "truncate": "START"}, "truncate"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "2 texts cannot be paired with 3"),
         ("/score", {"text_1": "a", "queries": "b", "text_2": "c"}, "exactly one of"),
         ("/score", {"text_1": "a"}, "exactly one of"),
@@ -205,16 +197,15 @@ def test_what_cannot_be_ranked_is_refused(client: TestClient, path: str, body: A
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 def test_an_instruction_by_sglangs_name(client: TestClient, models: FaultyServer, path: str) -> None:
-    body = {"query": "q", "documents": ["a"]}
     sent = []
     for name in ("instruction", "instruct"):
-        assert client.post(path, json={**body, name: "Only tools."}).status_code == 200
+        assert client.post(path, json={**ONE, name: "Only tools."}).status_code == 200
         sent.append(models.requests[-1].raw_input_contents[0])
     assert sent[0] == sent[1]
     # The control: another instruction makes another prompt.
-    client.post(path, json={**body, "instruct": "Only fruits."})
+    client.post(path, json={**ONE, "instruct": "Only fruits."})
     assert models.requests[-1].raw_input_contents[0] != sent[0]
-    twice = client.post(path, json={**body, "instruction": "Only tools.", "instruct": "Only tools."})
+    twice = client.post(path, json={**ONE, "instruction": "Only tools.", "instruct": "Only tools."})
     assert twice.status_code == 400
     assert "send one" in twice.text
 
@@ -222,14 +213,9 @@ def test_an_instruction_by_sglangs_name(client: TestClient, models: FaultyServer
 @pytest.mark.parametrize(
     ("path", "body", "name", "usual"),
     [
-        ("/v1/rerank", {"query": "q", "documents": ["a"]}, "use_activation", True),
+        ("/v1/rerank", ONE, "use_activation", True),
         ("/score", {"text_1": "q", "text_2": "a"}, "use_activation", True),
-        (
-            "/v1/score",
-            {"query": "q", "items": ["a"], "label_token_ids": [5]},
-            "return_pooled_hidden_states",
-            False,
-        ),
+        ("/v1/score", BODIES["/v1/score"][0], "return_pooled_hidden_states", False),
     ],
 )
 def test_what_other_servers_do_by_default_is_taken(

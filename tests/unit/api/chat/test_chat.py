@@ -42,35 +42,41 @@ def test_a_default_is_taken_and_anything_else_refused(
     assert not models.requests
 
 
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """The thread and the variables of each prompt that is made."""
+    made: list[tuple[str, Any]] = []
+
+    def prompt(self: Conversations, messages: Any, tools: Any, **variables: Any) -> ChatPrompt:
+        made.append((threading.current_thread().name, variables))
+        return ChatPrompt([1], False)
+
+    monkeypatch.setattr(Conversations, "prompt", prompt)
+    return made
+
+
+ENABLED = {"type": "enabled"}
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 1_024}},
-            {"enable_thinking": True, "thinking": True},
-        ),
+        ({"thinking": {**ENABLED, "budget_tokens": 1_024}}, {"enable_thinking": True, "thinking": True}),
         ({"thinking": {"type": "adaptive"}}, {}),
         ({"reasoning_effort": "none"}, {"enable_thinking": False, "reasoning_effort": "none"}),
         # What the template is told by its own names comes first.
         (
-            {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": False}},
+            {"thinking": ENABLED, "chat_template_kwargs": {"thinking": False}},
             {"enable_thinking": True, "thinking": False},
         ),
     ],
 )
 def test_thinking_is_told_the_template(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, given: Any, expected: Any
+    client: TestClient, prompts: list[tuple[str, Any]], given: Any, expected: Any
 ) -> None:
-    seen: list[Any] = []
-
-    def prompt(self: Conversations, messages: Any, tools: Any, **variables: Any) -> ChatPrompt:
-        seen.append(variables)
-        return ChatPrompt([1], False)
-
-    monkeypatch.setattr(Conversations, "prompt", prompt)
     assert client.post(ROUTE, json={"messages": MESSAGES, **given}).status_code == 200
-    assert seen == [expected]
+    assert [variables for _, variables in prompts] == [expected]
 
 
 AN_ANSWER: list[dict[str, Any]] = [
@@ -131,18 +137,11 @@ CALLS = [{"function": {"name": "f", "arguments": {"text": LONG}}}]
     ],
 )
 def test_a_long_text_becomes_a_prompt_beside_the_loop_wherever_it_stands(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, given: Any, on_the_loop: bool
+    client: TestClient, prompts: list[tuple[str, Any]], given: Any, on_the_loop: bool
 ) -> None:
-    threads: list[str] = []
-
-    def prompt(self: Conversations, messages: Any, tools: Any, **variables: Any) -> ChatPrompt:
-        threads.append(threading.current_thread().name)
-        return ChatPrompt([1], False)
-
-    monkeypatch.setattr(Conversations, "prompt", prompt)
     assert client.post(ROUTE, json={"messages": MESSAGES, **given}).status_code == 200
     # The loop runs on a thread of the client's.
-    assert threads[0].startswith("asyncio_") == (not on_the_loop)
+    assert prompts[0][0].startswith("asyncio_") == (not on_the_loop)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from starlette.testclient import TestClient
 from tests.client.faulty_server import FaultyServer, checksum
 
 LABELS = [5, 6]
+ONE: dict[str, Any] = {"query": "a", "items": ["b"]}
 
 
 def post(client: TestClient, **body: Any) -> Any:
@@ -48,14 +49,8 @@ def test_sglangs_defaults_and_candidates_of_each_item(client: TestClient) -> Non
 
 
 def test_options_and_the_id_are_passed_on(client: TestClient, models: FaultyServer) -> None:
-    body = {
-        "query": "q",
-        "items": ["a"],
-        "label_token_ids": LABELS,
-        "apply_softmax": True,
-        "temperature": 2.5,
-    }
-    client.post("/v1/score", json={**body, "item_first": True}, headers={"x-request-id": "mine"})
+    body = {**ONE, "label_token_ids": LABELS, "apply_softmax": True, "temperature": 2.5, "item_first": True}
+    client.post("/v1/score", json=body, headers={"x-request-id": "mine"})
     request = models.requests[-1]
     assert request.id == "mine"
     assert request.parameters["apply_softmax"].bool_param
@@ -73,17 +68,14 @@ def test_options_and_the_id_are_passed_on(client: TestClient, models: FaultyServ
         ({"query": [-1], "items": [[2]]}, "query[0]"),
         ({"query": [2**31], "items": [[2]]}, "query[0]"),
         ({"query": [1.5], "items": [[2]]}, "query[0]"),
-        ({"query": "a", "items": ["b"], "temperature": 0}, "temperature"),
-        ({"query": "a", "items": ["b"], "label_counts": [3]}, "label_counts"),
+        ({**ONE, "temperature": 0}, "temperature"),
+        ({**ONE, "label_counts": [3]}, "label_counts"),
         ({"query": None, "items": ["b"]}, "'query': Expected `str | array`, got `null`"),
         ({"items": ["b"]}, "missing required field `query`"),
         ({"query": "a", "items": ["b", "c"], "label_token_ids": [[5]]}, "for each of 2 items"),
         ({"query": "a", "items": ["b", "c"], "label_token_ids": [[5], 6]}, "for each of 2 items"),
         ({"query": "a", "items": ["b", "c"], "label_token_ids": [[5], []]}, "for each of 2 items"),
-        (
-            {"query": "a", "items": ["b"], "label_token_ids": [[5]], "label_counts": [1]},
-            "without 'label_counts'",
-        ),
+        ({**ONE, "label_token_ids": [[5]], "label_counts": [1]}, "without 'label_counts'"),
         ({"query": "a", "items": ["b"], "return_token_logprobs": True}, "return_token_logprobs"),
     ],
 )
@@ -93,28 +85,22 @@ def test_what_cannot_be_scored_is_refused(client: TestClient, body: Any, says: s
     assert says in reply.text
 
 
+IN_IDS: dict[str, Any] = {"query": [1, 2, 3], "items": [[4], [5, 6]]}
+TWO_EACH = {**IN_IDS, "label_token_ids": [5, 6, 7, 8], "label_counts": [2, 2]}
+
+
 @pytest.mark.parametrize(
     ("body", "setting", "needed", "says"),
     [
-        ({"query": [1, 2, 3], "items": [[4], [5, 6]]}, "max_call_tokens", 6, "have 6 tokens"),
+        (IN_IDS, "max_call_tokens", 6, "have 6 tokens"),
         # The query of every item comes behind it.
-        (
-            {"query": [1, 2, 3], "items": [[4], [5, 6]], "item_first": True},
-            "max_call_tokens",
-            9,
-            "have 9 tokens",
-        ),
-        ({"query": [1, 2, 3], "items": [[4], [5, 6]]}, "max_context", 5, "have 5 tokens"),
-        ({"query": [1, 2, 3], "items": []}, "max_context", 3, "have 3 tokens"),
-        ({"query": [1], "items": [[4], [5]], "label_token_ids": [6, 7]}, "max_labels", 2, "holds 2 labels"),
+        ({**IN_IDS, "item_first": True}, "max_call_tokens", 9, "have 9 tokens"),
+        (IN_IDS, "max_context", 5, "have 5 tokens"),
+        ({**IN_IDS, "items": []}, "max_context", 3, "have 3 tokens"),
+        ({**IN_IDS, "label_token_ids": [6, 7]}, "max_labels", 2, "holds 2 labels"),
         ({"query": "a", "items": ["b"], "label_token_ids": [6, 7]}, "max_labels", 2, "holds 2 labels"),
         # Of their own, each item may have as many.
-        (
-            {"query": [1], "items": [[4], [5]], "label_token_ids": [5, 6, 7, 8], "label_counts": [2, 2]},
-            "max_labels",
-            2,
-            "holds 4 labels: at most 2 for 2 items",
-        ),
+        (TWO_EACH, "max_labels", 2, "holds 4 labels: at most 2 for 2 items"),
     ],
 )
 def test_too_many_ids_are_refused_before_the_models_see_them(
