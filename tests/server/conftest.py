@@ -24,6 +24,7 @@ from tests.support import chat_templates, tiny_models, tiny_tokenizers
 LONGEST = (
     "test_tensor_parallel.py",
     "test_watchdog.py",
+    "test_plain_triton.py",
     "test_soak.py",
     "test_launcher_signals.py",
     "test_score_families.py",
