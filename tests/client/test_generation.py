@@ -122,42 +122,18 @@ def test_ids_go_out_as_they_are(twin: Twin, server: FaultyServer) -> None:
 
 
 def test_every_parameter_reaches_the_server(twin: Twin, server: FaultyServer) -> None:
-    twin(
-        [1],
-        max_tokens=5,
-        temperature=1,
-        top_k=np.int64(4),
-        top_p=0.5,
-        seed=-3,
-        ignore_eos=True,
-        stop=["\n", "ä"],
-        stop_token_ids=np.array([5, 6]),
-        sparse=False,
-        parameters={"min_p": 0.25, "stream": False},
-        json_schema={"type": "string"},
-        logit_bias={5: -100, 7: 0.5},
-        logprobs=2,
-        regex=None,
-        timeout=1_000,
-    )
+    plain = {"max_tokens": 5, "top_p": 0.5, "seed": -3, "ignore_eos": True, "sparse": False, "logprobs": 2}
+    free = {"min_p": 0.25, "stream": False}
+    written = {"json_schema": {"type": "string"}, "logit_bias": {5: -100, 7: 0.5}}
+    lists = {"stop": ["\n", "ä"], "stop_token_ids": np.array([5, 6])}
+    others = {"temperature": 1, "top_k": np.int64(4), "regex": None, "timeout": 1_000}
+    twin([1], **plain, **written, **lists, **others, parameters=free)
     found = sent(server)
     assert 500e6 < found.pop("timeout") <= 1_000e6
     assert json.loads(found.pop("stop")) == ["\n", "ä"]
     assert json.loads(found.pop("stop_token_ids")) == [5, 6]
-    assert found == {
-        "max_tokens": 5,
-        "temperature": 1.0,
-        "top_k": 4,
-        "top_p": 0.5,
-        "seed": -3,
-        "ignore_eos": True,
-        "sparse": False,
-        "min_p": 0.25,
-        "stream": False,
-        "json_schema": '{"type": "string"}',
-        "logit_bias": '{"5": -100, "7": 0.5}',
-        "logprobs": 2,
-    }
+    as_text = {"json_schema": '{"type": "string"}', "logit_bias": '{"5": -100, "7": 0.5}'}
+    assert found == {**plain, **free, **as_text, "temperature": 1.0, "top_k": 4}
     # Triton tells 1 from 1.0: a float must go out as one.
     assert server.requests[0].parameters["temperature"].WhichOneof("parameter_choice") == "double_param"
 

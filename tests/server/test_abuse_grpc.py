@@ -26,21 +26,8 @@ pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 # INTERNAL is how Triton calls some of what it refuses itself; ours would be a fault, and its message says so.
 REFUSALS = {"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "INTERNAL"}
 FAULT = "internal error"
-TYPES = [
-    "BOOL",
-    "UINT8",
-    "INT8",
-    "INT32",
-    "UINT32",
-    "INT64",
-    "FP16",
-    "BF16",
-    "FP32",
-    "FP64",
-    "BYTES",
-    "",
-    "X",
-]
+NUMBERS = ("BOOL", "UINT8", "INT8", "INT32", "UINT32", "INT64", "FP16", "BF16", "FP32", "FP64")
+TYPES = [*NUMBERS, "BYTES", "", "X"]
 
 
 def words(*texts: bytes) -> bytes:
@@ -69,27 +56,14 @@ GOOD: dict[str, list[Tensor]] = {
     "decode": [("input_ids", "INT32", [3], numbers(11, 12, 13))],
 }
 NAMES = [
-    "query",
-    "items",
+    *sorted({name for tensors in GOOD.values() for name, *_ in tensors}),
     "labels",
-    "label_token_ids",
-    "input_ids",
-    "delimiter_indices",
     "text_input",
     "x",
     "",
 ]
-KNOWN = [
-    "apply_softmax",
-    "temperature",
-    "item_first",
-    "max_tokens",
-    "top_k",
-    "top_p",
-    "seed",
-    "stop",
-    "sparse",
-]
+OF_DECODE = ("max_tokens", "top_k", "top_p", "seed", "stop", "sparse")
+KNOWN = ["apply_softmax", "temperature", "item_first", *OF_DECODE]
 VALUES = st.one_of(
     st.booleans().map(lambda value: {"bool_param": value}),
     st.integers(-(2**63), 2**63 - 1).map(lambda value: {"int64_param": value}),

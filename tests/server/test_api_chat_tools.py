@@ -20,23 +20,15 @@ pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Is it a fruit?"}]
 NAMES = ("look", "say")
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "Does it",
-            "parameters": {
-                "type": "object",
-                "$defs": {"What": {"enum": ["apple", "hammer"]}},
-                "properties": {"what": {"$ref": "#/$defs/What"}},
-                "required": ["what"],
-                "additionalProperties": False,
-            },
-        },
-    }
-    for name in NAMES
-]
+PARAMETERS = {
+    "type": "object",
+    "$defs": {"What": {"enum": ["apple", "hammer"]}},
+    "properties": {"what": {"$ref": "#/$defs/What"}},
+    "required": ["what"],
+    "additionalProperties": False,
+}
+FUNCTION = {"description": "Does it", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": {"name": name, **FUNCTION}} for name in NAMES]
 # A model with random weights would begin to reason, and hardly ever end.
 AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
 BODY = {"messages": MESSAGES, "tools": TOOLS, "temperature": 1, "seed": 1, "max_tokens": 200, **AT_ONCE}
@@ -108,16 +100,9 @@ def test_a_call_is_found_in_a_text(api: Api) -> None:
     check([made for each in chunks for made in each["delta"].get("tool_calls", [])], ("look",))
 
 
+YES = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["Yes."]}}}
 FORMS: dict[str, tuple[dict[str, Any], str]] = {
-    "a schema": (
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "a", "schema": {"enum": ["Yes."]}},
-            }
-        },
-        '"Yes."',
-    ),
+    "a schema": ({"response_format": YES}, '"Yes."'),
     "an expression": ({"regex": r"Yes\."}, "Yes."),
     "a choice": ({"structured_outputs": {"choice": ["Yes."]}}, "Yes."),
     "a stop": ({"regex": r"Yes\.", "stop": "e"}, "Y"),

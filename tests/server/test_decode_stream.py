@@ -117,38 +117,29 @@ def test_sampling_repeats_with_its_seed_whatever_else_runs(decode: Server) -> No
 
 INVALID = "INVALID_ARGUMENT"
 # Inputs, parameters, and what the message must say.
+OF_VOCABULARY = rf"holds {VOCABULARY}: .* 0 to {VOCABULARY - 1}"
+OF_CONTEXT = rf"at most {CONTEXT} \(MAX_CONTEXT\)"
+IDS = {"input_ids": PROMPT}
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "neither input": ({}, {}, r"exactly one of 'input_ids' and 'text_input' is needed"),
-    "an id beyond the vocabulary": (
-        {"input_ids": [5, VOCABULARY]},
-        {},
-        rf"'input_ids' holds {VOCABULARY}: .* 0 to {VOCABULARY - 1}",
-    ),
+    "an id beyond the vocabulary": ({"input_ids": [5, VOCABULARY]}, {}, f"'input_ids' {OF_VOCABULARY}"),
     "a prompt beyond the context": (
         {"input_ids": [5] * CONTEXT},
         {"max_tokens": 1},
-        rf"{CONTEXT} tokens .*max_tokens.* at most {CONTEXT} \(MAX_CONTEXT\)",
+        f"{CONTEXT} tokens .*max_tokens.* {OF_CONTEXT}",
     ),
     "tokens beyond the context": (
-        {"input_ids": PROMPT},
+        IDS,
         {"max_tokens": CONTEXT},
-        rf"max_tokens.* {CONTEXT + 5} tokens: at most {CONTEXT} \(MAX_CONTEXT\)",
+        f"max_tokens.* {CONTEXT + 5} tokens: {OF_CONTEXT}",
     ),
-    "tokens as text": (
-        {"input_ids": PROMPT},
-        {"max_tokens": "5"},
-        r"'max_tokens' must be an integer, not '5'",
-    ),
+    "tokens as text": (IDS, {"max_tokens": "5"}, r"'max_tokens' must be an integer, not '5'"),
     "a bias beyond the vocabulary": (
-        {"input_ids": PROMPT},
+        IDS,
         {"logit_bias": json.dumps({VOCABULARY: 1})},
-        rf"'logit_bias' holds {VOCABULARY}: .* 0 to {VOCABULARY - 1}",
+        f"'logit_bias' {OF_VOCABULARY}",
     ),
-    "an unknown parameter": (
-        {"input_ids": PROMPT},
-        {"max_token": 5},
-        r"unknown parameter 'max_token': known are",
-    ),
+    "an unknown parameter": (IDS, {"max_token": 5}, r"unknown parameter 'max_token': known are"),
 }
 
 

@@ -1,6 +1,7 @@
 """Bad input to `score` and `scorer`: each call gets its own error, which names field, value and bound."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +33,7 @@ SOFTMAX = {"apply_softmax": True}
 Case = tuple[dict[str, Any], dict[str, Any], str]
 
 PARAMETERS: dict[str, Case] = {
-    "NaN temperature": (
-        {},
-        {**SOFTMAX, "temperature": float("nan")},
-        r"'temperature' must be finite, not nan",
-    ),
+    "NaN temperature": ({}, {**SOFTMAX, "temperature": math.nan}, r"'temperature' must be finite, not nan"),
     # Quoted whole, it would be too long for gRPC, which then tells of another error.
     "temperature of a long string": (
         {},
@@ -45,17 +42,15 @@ PARAMETERS: dict[str, Case] = {
     ),
     "a long name": ({}, {"a" * 20_000: 1}, r"unknown parameter 'a{64}': known are"),
     "unknown parameter": ({}, {"aply_softmax": True}, r"unknown parameter 'aply_softmax': known are"),
-}
-LABEL_IDS: dict[str, Case] = {
     "label beyond the vocabulary": (
         {"label_token_ids": [5, 500]},
         {},
         r"'label_token_ids' holds 500: .* 0 to 499",
     ),
 }
+TOO_LONG = r"query and item have 4097 tokens together: at most 4096 \(MAX_CONTEXT\)"
 SCORER: dict[str, Case] = {
     **PARAMETERS,
-    **LABEL_IDS,
     "no indices": ({"delimiter_indices": []}, {}, r"'delimiter_indices' is empty"),
     # One token more than the context holds, query and the longer item together.
     "beyond the context": (
@@ -64,7 +59,7 @@ SCORER: dict[str, Case] = {
             "delimiter_indices": [4_000, 4_002, 4_100],
         },
         {},
-        r"query and item have 4097 tokens together: at most 4096 \(MAX_CONTEXT\)",
+        TOO_LONG,
     ),
     "too many tokens": (
         {"input_ids": ([11] * 1_000 + [0]) * 51, "delimiter_indices": list(range(1_000, 51_051, 1_001))},
@@ -77,7 +72,6 @@ SCORER: dict[str, Case] = {
 }
 SCORE: dict[str, Case] = {
     **PARAMETERS,
-    **LABEL_IDS,
     "no label": ({"label_token_ids": None}, {}, r"exactly one of 'labels' and 'label_token_ids' .*neither"),
     "label of two tokens": (
         {"label_token_ids": None, "labels": [" Yes", " Yes No"]},
@@ -85,11 +79,7 @@ SCORE: dict[str, Case] = {
         r"label ' Yes No' is 2 tokens: a label must be exactly one",
     ),
     "query and item empty": ({"query": [""], "items": ["a", ""]}, {}, r"the query and item 1 are both empty"),
-    "beyond the context": (
-        {"query": ["7" * 4_000], "items": ["1", "1" * 97]},
-        {},
-        r"query and item have 4097 tokens together: at most 4096 \(MAX_CONTEXT\)",
-    ),
+    "beyond the context": ({"query": ["7" * 4_000], "items": ["1", "1" * 97]}, {}, TOO_LONG),
     "no query": ({"query": None}, {}, r"'query' is missing"),
     "no items": ({"items": None}, {}, r"'items' is missing"),
     "unknown input": ({"prompt": [" Yes"]}, {}, r"'prompt'"),
@@ -103,24 +93,17 @@ TWO_TEXTS = {
     "items": np.array([[b"a"], [b"b"]], np.object_),
     "label_token_ids": np.array([[5], [5]], np.int32),
 }
+FLOATS, CUBE = np.array([[5]], np.float32), np.array([[[11, 0]]], np.int32)
 TYPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "two rows of ids": ("scorer", TWO_ROWS, r"'input_ids' has 2 rows: send one call per request"),
     "two rows of texts": ("score", TWO_TEXTS, r"'query' has 2 rows: send one call per request"),
     "rows that differ": ("scorer", {"input_ids": TWO_ROWS["input_ids"]}, r"batch size does not match"),
     "ids of 64 bits": ("scorer", {"input_ids": np.array([[11, 0]], np.int64)}, r"'input_ids'.*INT64.*INT32"),
     "ids of floats": ("scorer", {"input_ids": np.array([[11, 0]], np.float32)}, r"'input_ids'.*FP32.*INT32"),
-    "labels of floats": (
-        "score",
-        {"label_token_ids": np.array([[5]], np.float32)},
-        r"'label_token_ids'.*FP32.*INT32",
-    ),
+    "labels of floats": ("score", {"label_token_ids": FLOATS}, r"'label_token_ids'.*FP32.*INT32"),
     "a query of ids": ("score", {"query": np.array([[5]], np.int32)}, r"'query'.*INT32.*BYTES"),
     "one dimension": ("scorer", {"input_ids": np.array([11, 0], np.int32)}, r"'input_ids'|'label_token_ids'"),
-    "three dimensions": (
-        "scorer",
-        {"input_ids": np.array([[[11, 0]]], np.int32)},
-        r"'input_ids'.*Expected \[-1,-1\], got \[1,1,2\]",
-    ),
+    "three dimensions": ("scorer", {"input_ids": CUBE}, r"'input_ids'.*Expected \[-1,-1\], got \[1,1,2\]"),
     "two queries": ("score", {"query": ["a", "b"]}, r"'query'.*Expected \[-1,1\], got \[1,2\]"),
     "bytes that are not UTF-8": ("score", {"items": [b"ok", b"\xff\xfe"]}, r"'items' is not valid UTF-8"),
     "half a surrogate pair": ("score", {"query": [b"\xed\xa0\xbd"]}, r"'query' is not valid UTF-8"),

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import transformers  # no class by name: ranks import this file, and would wait for models that they never use
 
+from tests.support.tiny_models import family, rope
+
 VOCABULARY = 256
 TOP_K = 16
 SIZES: dict[str, Any] = {
@@ -39,30 +41,17 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "pad_token_id": None,
 }
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 0.8,
-    "original_max_position_embeddings": 128,
-}
-
+YARN = rope("yarn", 128, factor=4.0, mscale=1.0, mscale_all_dim=0.8)
 ALL_DENSE = {"first_k_dense_replace": 4}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek": ("deepseek_v32", {"rope_parameters": YARN, "attention_bias": True, **ALL_DENSE}),
-    "glm": ("glm_moe_dsa", ALL_DENSE),
-    "glm-shared": ("glm_moe_dsa", {"indexer_types": ["full", "shared", "shared", "full"], **ALL_DENSE}),
-    "glm-alternating": (
-        "glm_moe_dsa",
-        {
-            "indexer_types": ["full", "shared", "full", "shared"],
-            "tie_word_embeddings": True,
-            **ALL_DENSE,
-        },
+    "deepseek": family("deepseek_v32", rope_parameters=YARN, attention_bias=True, **ALL_DENSE),
+    "glm": family("glm_moe_dsa", **ALL_DENSE),
+    "glm-shared": family("glm_moe_dsa", indexer_types=["full", "shared", "shared", "full"], **ALL_DENSE),
+    "glm-alternating": family(
+        "glm_moe_dsa", indexer_types=["full", "shared"] * 2, tie_word_embeddings=True, **ALL_DENSE
     ),
-    "deepseek-experts": ("deepseek_v32", {"rope_parameters": YARN}),
-    "glm-experts": ("glm_moe_dsa", {"n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    "deepseek-experts": family("deepseek_v32", rope_parameters=YARN),
+    "glm-experts": family("glm_moe_dsa", n_group=1, topk_group=1, norm_topk_prob=False),
 }
 
 

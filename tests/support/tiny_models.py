@@ -12,6 +12,7 @@ import transformers  # no class by name: ranks import this file, and would wait 
 
 VOCABULARY = 500
 CONTEXT = 4_096
+LOW_AND_HIGH = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -24,33 +25,24 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 1_024}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+
+
+def rope(rope_type: str, original: int | None = None, **more: Any) -> dict[str, Any]:
+    """Rotary parameters, for a context that was `original` tokens."""
+    trained = {"original_max_position_embeddings": original} if original else {}
+    return {"rope_type": rope_type, "rope_theta": 10_000.0, **trained, **more}
+
+
+YARN, LLAMA3 = rope("yarn", 1_024, factor=4.0), rope("llama3", 64, factor=8.0, **LOW_AND_HIGH)
 # Queries are scaled from position 16 on.
-LLAMA4 = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "llama_4_scaling_beta": 0.5,
-}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10_000.0,
-    "partial_rotary_factor": 0.75,
-    "original_max_position_embeddings": 2_048,
+LLAMA4 = rope("yarn", 16, factor=4.0, llama_4_scaling_beta=0.5)
+SHORT_AND_LONG = {
     "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
     "long_factor": [1.0, 1.5, 2.5, 4.0, 7.0, 12.0],
 }
+LONGROPE = rope("longrope", 2_048, partial_rotary_factor=0.75, **SHORT_AND_LONG)
 HALF_ROTATED = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
-MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+MROPE = rope("default", mrope_section=[2, 3, 3])
 PIXTRAL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 QWEN2_VISION = {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}
 QWEN_VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}

@@ -57,18 +57,9 @@ class Driver:
             part = tokens[start : start + cache_config.prefill_token_budget]
             before, into = self.blocks.windows.of_chunk(sequence, len(part))
             last = start + len(part) == len(tokens)
-            held = sequence.held
-            chunk = PrefillChunk(
-                held.seq_index,
-                part,
-                start,
-                held.staging_pages,
-                held.host_pages,
-                last,
-                not sparse,
-                before,
-                into,
-            )
+            pages = sequence.held.staging_pages, sequence.held.host_pages
+            seq_index, windows = sequence.held.seq_index, (before, into)
+            chunk = PrefillChunk(seq_index, part, start, *pages, last, not sparse, *windows)
             sequence.prefilled = chunk.end
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()

@@ -37,17 +37,8 @@ def test_a_prompt_gives_one_line_of_json(url: str, server: FaultyServer) -> None
 def test_options_reach_the_server(url: str, server: FaultyServer) -> None:
     given = "generate q -n 5 --temperature 0.5 --top-k 4 --top-p 0.5 --seed 3 --ignore-eos --stop a --stop b"
     more = "--min-p 0.1 --repetition-penalty 1.5 --presence-penalty 1 --frequency-penalty -1 --min-tokens 2"
-    last = [
-        "--logit-bias",
-        '{"5": -100}',
-        "--json-schema",
-        "{}",
-        "--logprobs",
-        "3",
-        "--include-stop",
-        "--rendered",
-    ]
-    done = run(*given.split(), *more.split(), *last, "--stop-id", "7", "--full", "--timeout", "1000", url=url)
+    last = "--json-schema {} --logprobs 3 --include-stop --rendered --stop-id 7 --full --timeout 1000"
+    done = run(*f"{given} {more} {last}".split(), "--logit-bias", '{"5": -100}', url=url)
     assert done.returncode == 0, done.stderr
     parameters = {
         name: getattr(value, value.WhichOneof("parameter_choice"))

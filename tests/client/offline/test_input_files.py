@@ -20,16 +20,12 @@ from hiscore_client.offline.shards import FileScan, Shard, plan_shards
 from hiscore_client.records import ScoreRecord
 
 Rows = list[dict[str, Any]]
-ROWS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "query": st.text(max_size=5),
-            "items": st.lists(st.text(max_size=3), max_size=3),
-            "id": st.integers(0, 99),
-        }
-    ),
-    max_size=25,
-)
+FIELDS = {
+    "query": st.text(max_size=5),
+    "items": st.lists(st.text(max_size=3), max_size=3),
+    "id": st.integers(0, 99),
+}
+ROWS = st.lists(st.fixed_dictionaries(FIELDS), max_size=25)
 FILES = st.lists(ROWS, min_size=1, max_size=3)
 BLANKS = st.lists(st.sampled_from(["\n", "  \n", "\r\n", ""]), min_size=1)
 PER_SHARD = st.integers(1, 9)
@@ -105,31 +101,22 @@ def test_shards_number_all_rows(sizes: list[int], per_shard: int) -> None:
 
 def test_an_item_may_stand_alone_and_what_is_no_call_says_why(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
-    lines = [
-        b'{"q": "a", "item": "b", "id": [1]}',
-        b'{"item": "b", "id": 2}',
-        b'{"q": "a", "item": 3}',
-        b"no",
-        b"[1]",
-        b'{"q": "\xff"',
-        b"[" * 100_000,
-    ]
-    path.write_bytes(b"\n".join(lines))
+    wrong = {
+        b'{"item": "b", "id": 2}': "needs 'q', a string",
+        b'{"q": "a", "item": 3}': "needs 'item'",
+        b"no": "not JSON",
+        b"[1]": "must be a JSON object",
+        b'{"q": "\xff"': "not JSON",
+        b"[" * 100_000: "not JSON",
+    }
+    path.write_bytes(b"\n".join([b'{"q": "a", "item": "b", "id": [1]}', *wrong]))
     task = Task(query_column="q", items_column="item", id_column="id")
     (shard,) = plan_shards([scan_file(path, path.name, task)], task.rows_per_shard)
     first, *bad = read_shard(path, shard, task)
     assert (first.id, first.call) == ([1], ScoreRecord("a", ["b"]))
     assert [row.id for row in bad] == [2, None, None, None, None, None]
     assert [row.number for row in bad] == [1, 2, 3, 4, 5, 6]
-    needs = [
-        "needs 'q', a string",
-        "needs 'item'",
-        "not JSON",
-        "must be a JSON object",
-        "not JSON",
-        "not JSON",
-    ]
-    for row, message in zip(bad, needs, strict=True):
+    for row, message in zip(bad, wrong.values(), strict=True):
         assert isinstance(row.call, InvalidRequest)
         assert message in str(row.call)
 

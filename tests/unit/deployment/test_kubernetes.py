@@ -36,6 +36,8 @@ BEHAVIOUR = {
     "stabilizationWindowSeconds": None,
     "policies": [{"type": None, "value": None, "periodSeconds": None}],
 }
+BOTH_WAYS = {"scaleUp": BEHAVIOUR, "scaleDown": BEHAVIOUR}
+PROMETHEUS = dict.fromkeys(("serverAddress", "query", "threshold", "ignoreNullValues"))
 # The parts of other projects' resources that we use, down to fields of any content (None); [] is a list of such.
 SHAPES: dict[str, Any] = {
     "ScaledObject": {
@@ -44,21 +46,8 @@ SHAPES: dict[str, Any] = {
         "maxReplicaCount": None,
         "pollingInterval": None,
         "fallback": {"failureThreshold": None, "replicas": None, "behavior": None},
-        "advanced": {
-            "horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": BEHAVIOUR, "scaleDown": BEHAVIOUR}}
-        },
-        "triggers": [
-            {
-                "type": None,
-                "metricType": None,
-                "metadata": {
-                    "serverAddress": None,
-                    "query": None,
-                    "threshold": None,
-                    "ignoreNullValues": None,
-                },
-            }
-        ],
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": BOTH_WAYS}},
+        "triggers": [{"type": None, "metricType": None, "metadata": PROMETHEUS}],
     },
     "PodMonitor": {
         "selector": {"matchLabels": None},
