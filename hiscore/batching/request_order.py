@@ -18,7 +18,7 @@ Request = TypeVar("Request")
 Taken = TypeVar("Taken", contravariant=True)
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
-# All shares are of a full batch, and were chosen by simulation: see tests/support/batch_simulator.py.
+# All shares are of a full batch, chosen by simulation: perf/results/notebook/2026-11-23-short-among-long.md.
 RECENT = 64
 """Requests whose sizes tell which to expect: the last that came while others waited or ran."""
 PROBES = RECENT // 8

@@ -1,4 +1,4 @@
-"""The order of requests: by example, and simulated under load (`tests/support/batch_simulator.py`)."""
+"""The order of requests, by example."""
 
 import gc
 import heapq
@@ -13,28 +13,38 @@ from hypothesis import strategies as st
 from hiscore.batching import request_order
 from hiscore.batching.request_order import FORGET_AFTER, LARGE, MANY, PART, SPARE, RequestOrder, drop_stale
 from hiscore.prefill.row_counts import SHORT_ROWS
-from tests.support.batch_simulator import ITEM, Batch, Call, FirstCome, alone, p99_of
 
-BUDGET = 16_384
+BUDGET, ITEM = 16_384, 64
 BETWEEN = [SHORT_ROWS, 0]
 in_both = pytest.mark.parametrize("between", BETWEEN, ids=["slices", "whole"])
 
 
-def test_the_simulated_host_and_device_are_those_that_were_measured() -> None:
-    """A call of 128 and one of 8,192 tokens alone, in perf/results/h200/mixed_lengths.json."""
-    assert alone(128) == pytest.approx(3.14, rel=0.05)
-    assert alone(8_192) == pytest.approx(16.96, rel=0.05)
+class Call:
+    """`left` tokens, taken by the item."""
+
+    def __init__(self, index: int, left: int, divisible: bool = True) -> None:
+        self.index, self.left = index, left
+        self.item = ITEM if divisible else left
 
 
-@pytest.mark.exhaustive
-def test_short_calls_are_not_held_up_and_long_ones_hardly_later() -> None:
-    """The controls miss an aim: first come first served, launches as soon as there is room, parts for slices."""
-    short, long = p99_of(lambda: RequestOrder(BUDGET, SHORT_ROWS), in_slices=True)
-    short_whole, long_whole = p99_of(lambda: RequestOrder(BUDGET))
-    short_at_once, _ = p99_of(lambda: RequestOrder(BUDGET), hold=False)
-    short_before, long_before = p99_of(lambda: FirstCome(BUDGET))
-    assert short <= 2.6 < 2.7 < short_whole <= 3.0 < short_at_once < 4.0 < short_before
-    assert long <= 1.25 * long_before < long_whole <= 1.3 * long_before
+class Batch:
+    def __init__(self) -> None:
+        self.cost = 0
+        self.taken: list[tuple[Call, int]] = []
+
+    def price(self, call: Call) -> int:
+        return call.left
+
+    def take(self, call: Call, room: int, at_least_one: bool = False) -> tuple[int, int] | None:
+        cost = call.left
+        if cost > room:
+            cost = min(call.left, max(room // call.item, int(at_least_one)) * call.item)
+            if cost <= 0:
+                return None
+        call.left -= cost
+        self.cost += cost
+        self.taken.append((call, cost))
+        return cost, call.left
 
 
 def order_of(*usual: int, between: int = SHORT_ROWS) -> RequestOrder[Call]:
@@ -83,6 +93,10 @@ def test_without_slices_large_ones_are_divided_while_small_ones_are_expected() -
     control = order_of(*64 * [1_920], between=0)
     control.add(Call(-1, 4_096), 4_096, contended=True)
     assert filled(control) == [4_096]
+    # The largest small one, and the smallest large one.
+    bound = order_of(*64 * [128], between=0)
+    add(bound, 512, 513)
+    assert [filled(bound) for _ in range(2)] == [[512], [513]]
 
 
 def test_a_small_rest_waits_for_the_part_before_it() -> None:
