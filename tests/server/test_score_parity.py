@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
-from tests.server.wire import WAYS, Refused, score_texts, score_tokens
+from tests.server.wire import WAYS, score_texts, score_tokens
 from tests.support.comparison import check, truth_of
 from tests.support.strategies import Tokens
 
@@ -100,27 +98,3 @@ def test_every_way_in_gives_the_truth(way: str, lm: Server, tiny_lm: Path) -> No
             answer = score_texts(lm, query, items, LABELS, way, item_first=item_first, **options)
             expected = truth(tiny_lm, query, items, LABELS, item_first, **options)
             check(answer.scores, expected, over_vocabulary=not options)
-
-
-TEXTS = st.text(
-    st.one_of(st.sampled_from("abcs YNo'\n 019.,苹果é́👩‍"), st.characters(exclude_categories=["Cs"])),
-    max_size=30,
-)
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    query=TEXTS,
-    items=st.lists(TEXTS, min_size=1, max_size=4),
-    item_first=st.booleans(),
-    way=st.sampled_from(sorted(WAYS)),
-)
-def test_any_texts_equal_transformers(
-    query: str, items: list[str], item_first: bool, way: str, lm: Server, tiny_lm: Path
-) -> None:
-    if not query and not all(items):
-        with pytest.raises(Refused, match="both empty"):
-            score_texts(lm, query, items, LABELS, way, item_first=item_first)
-        return
-    answer = score_texts(lm, query, items, LABELS, way, item_first=item_first)
-    check(answer.scores, truth(tiny_lm, query, items, LABELS, item_first), over_vocabulary=True)

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 from hiscore.launcher import Server
 from hiscore.scoring.requests.layout import unpack
 from tests.server.counters import counted
-from tests.server.test_score_bad_input import SCORE, TEXTS, check_refusal
 from tests.server.wire import WAYS, Refused
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
@@ -60,15 +59,6 @@ def test_without_items_it_is_the_query_alone(way: str, lm: Server, tiny_lm: Path
         AutoTokenizer.from_pretrained(tiny_lm)("Is it?")["input_ids"],
         [],
     )
-
-
-@pytest.mark.parametrize("name", SCORE)
-def test_bad_input_is_refused(name: str, lm: Server) -> None:
-    changes, parameters, pattern = SCORE[name]
-    inputs = {key: values for key, values in {**TEXTS, **changes}.items() if values is not None}
-    with pytest.raises(Refused) as raised:
-        WAYS["grpc"](lm, "tokenizer", inputs, parameters)
-    check_refusal(raised.value, pattern)
 
 
 def test_calls_of_different_sizes_share_a_batch_and_a_bad_one_fails_alone(lm: Server, tiny_lm: Path) -> None:

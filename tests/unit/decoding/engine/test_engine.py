@@ -118,9 +118,13 @@ def expire(engine: DecodeEngine, sequence: Sequence) -> None:
     engine._deadlines.watch(0.0, id(sequence.reply_to))
 
 
-def run_all(engine: DecodeEngine, callers: Callers, calls: dict[Caller, DecodeCall]) -> None:
+def submit_all(engine: DecodeEngine, calls: dict[Caller, DecodeCall]) -> None:
     for name, wanted in calls.items():
         engine.submit(wanted, name)
+
+
+def run_all(engine: DecodeEngine, callers: Callers, calls: dict[Caller, DecodeCall]) -> None:
+    submit_all(engine, calls)
     callers.wait(lambda: len(callers.ends) == len(calls))
 
 
@@ -137,6 +141,11 @@ def assert_as_alone(callers: Callers, caller: Any, wanted: DecodeCall) -> None:
     assert callers.tokens[caller] == tokens
     assert callers.ends[caller] == reason
     assert callers.texts[caller] == text_of(tokens[:-1] if reason == "stop" else tokens)
+
+
+def assert_all_as_alone(callers: Callers, calls: dict[Caller, DecodeCall]) -> None:
+    for name, wanted in calls.items():
+        assert_as_alone(callers, name, wanted)
 
 
 def fits(call: DecodeCall) -> bool:
@@ -257,8 +266,7 @@ def test_200_sequences_share_pools_for_20(kind: dict[str, Any]) -> None:
     with running(worker, callers, quantum=8) as engine:
         run_all(engine, callers, dict(zip(names, calls, strict=True)))
         stats = engine.stats()
-    for name, wanted in zip(names, calls, strict=True):
-        assert_as_alone(callers, name, wanted)
+    assert_all_as_alone(callers, dict(zip(names, calls, strict=True)))
     assert stats.tokens == sum(len(tokens) for tokens in callers.tokens.values())
     assert stats.prompt_tokens == sum(len(wanted.prompt) for wanted in calls)
     assert stats.preemptions == worker.restores > 0
@@ -448,10 +456,8 @@ def test_close_runs_what_was_accepted_and_takes_no_more() -> None:
     worker, callers = HashWorker(delay=2), Callers()
     calls = {Caller(i): long_call(i) for i in range(12)}
     with running(worker, callers) as engine:
-        for name, wanted in calls.items():
-            engine.submit(wanted, name)
-    for name, wanted in calls.items():
-        assert_as_alone(callers, name, wanted)
+        submit_all(engine, calls)
+    assert_all_as_alone(callers, calls)
     with pytest.raises(RequestError, match="shutting down") as refused:
         engine.submit(long_call(1), Caller(99))
     assert refused.value.code is Code.UNAVAILABLE
@@ -810,8 +816,7 @@ def test_control_a_broken_worker_is_found(broken: type[HashWorker]) -> None:
             for name, wanted in calls.items():
                 engine.submit(wanted, name)
         callers.wait(lambda: len(callers.ends) == len(calls))
-        for name, wanted in calls.items():
-            assert_as_alone(callers, name, wanted)
+        assert_all_as_alone(callers, calls)
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
@@ -828,8 +833,7 @@ def test_blocks_are_taken_from_a_sequence_only_if_its_window_is_still_there(
     def run() -> None:
         with running(worker, callers, quantum=0) as engine:
             run_all(engine, callers, calls)
-        for name, wanted in calls.items():
-            assert_as_alone(callers, name, wanted)
+        assert_all_as_alone(callers, calls)
 
     if spoiled:
         with pytest.raises(AssertionError):
