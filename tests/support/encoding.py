@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.prompts.truncation import CutPairs
+from hiscore.scoring.requests.request import MultiItemPrompt
 from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.text.encoding_plan import EncodingPlan, TextRequest
 from hiscore.settings import Limits
@@ -40,6 +43,12 @@ def limits_of(max_text_bytes: int, **others: int) -> Limits:
             return max_text_bytes
 
     return OfTests(**others)
+
+
+def sequences(prompt: MultiItemPrompt) -> list[list[int]]:
+    """The tokens of each item, behind those of the query."""
+    query, rest = prompt.tokens[: prompt.query_length], prompt.tokens[prompt.query_length :]
+    return [[*query.tolist(), *item.tolist()] for item in np.split(rest, np.cumsum(prompt.item_lengths)[:-1])]
 
 
 def ids_of_pairs(pairs: CutPairs) -> list[list[int]]:

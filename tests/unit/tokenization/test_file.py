@@ -25,7 +25,7 @@ from hiscore.settings import Limits
 from hiscore.tokenization import file, tokenizer
 from hiscore.tokenization.detokenizer import DetokenizerFactory
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
-from tests.support.encoding import encode_requests, ids_of_pairs
+from tests.support.encoding import encode_requests, ids_of_pairs, sequences
 from tests.support.published_tokenizers import CHARACTERS, PUBLISHED, charsmap
 
 QUERY = "Is this a fruit? "
@@ -74,13 +74,7 @@ def scored(loaded: Loaded, query: str, items: list[str]) -> list[list[int]]:
     facts = CheckpointFacts(10_000, 10_000, is_classifier=True, is_encoder=is_encoder)
     (answer,) = encode_requests(loaded.tokenizer, [TextRequest(query, items)], Limits(), facts)
     assert not isinstance(answer, Exception), answer
-    ids, query_length, lengths = (
-        answer.prompt.tokens.tolist(),
-        answer.prompt.query_length,
-        answer.prompt.item_lengths,
-    )
-    ends = [query_length + sum(lengths[: at + 1]) for at in range(len(lengths))]
-    return [ids[:query_length] + ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    return sequences(answer.prompt)
 
 
 def reranked(loaded: Loaded, query: str, documents: list[str], template: Path) -> list[list[int]]:

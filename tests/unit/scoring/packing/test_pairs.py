@@ -2,23 +2,14 @@
 
 import itertools
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.scoring.packing.pairs import PairRules, as_pairs, pack_pairs
+from tests.support.encoding import sequences
 from tests.support.strategies import Tokens, tokens
 
 TYPES = PairRules(token_types=(0, 1))
-
-
-def sequences(prompt) -> list[list[int]]:
-    """The tokens of each item, behind those of the query."""
-    ends = prompt.query_length + np.cumsum(prompt.item_lengths)
-    return [
-        [*prompt.tokens[: prompt.query_length], *prompt.tokens[end - length : end]]
-        for end, length in zip(ends, prompt.item_lengths, strict=True)
-    ]
 
 
 @given(call=tokens(100))

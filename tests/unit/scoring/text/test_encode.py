@@ -25,7 +25,7 @@ from hiscore.tokenization.split_rule import SplitRule
 from hiscore.tokenization.text_encoder import TextEncoder
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
-from tests.support.encoding import encode_requests, limits_of
+from tests.support.encoding import encode_requests, limits_of, sequences
 from tests.support.examples import has_example
 from tests.support.tiers import first_of
 from tests.unit.tokenization.test_safe_splits import TEXTS
@@ -63,15 +63,9 @@ def one(
     return answer
 
 
-def sequences(answer: TokenizedRequest) -> list[list[int]]:
-    call = answer.prompt
-    query, rest = call.tokens[: call.query_length], call.tokens[call.query_length :]
-    return [[*query, *item] for item in np.split(rest, np.cumsum(call.item_lengths)[:-1])]
-
-
 def true_to(truth: Any, answer: TokenizedRequest, call: TextRequest) -> bool:
     texts = [item + call.query if call.item_first else call.query + item for item in call.items]
-    return sequences(answer) == [truth(text)["input_ids"] for text in texts]
+    return sequences(answer.prompt) == [truth(text)["input_ids"] for text in texts]
 
 
 REQUESTS = st.builds(
@@ -97,7 +91,7 @@ def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load, batch: list[
             continue
         assert true_to(truth, answer, call)
         query_length = answer.prompt.query_length
-        following = {tuple(ids[query_length : query_length + 1]) for ids in sequences(answer)}
+        following = {tuple(ids[query_length : query_length + 1]) for ids in sequences(answer.prompt)}
         if len(call.items) > 1:
             assert () in following or len(following) > 1, "more could have been shared"
 
@@ -373,7 +367,7 @@ def test_a_text_on_which_the_library_panics_fails_alone() -> None:
     assert "cannot encode" in refused.message
     for answer in (before, after):
         assert isinstance(answer, TokenizedRequest)
-        assert sequences(answer) == [[0, 1, 0], [0, 1, 1]]
+        assert sequences(answer.prompt) == [[0, 1, 0], [0, 1, 1]]
     prompts = PromptReader(FACTS, tokenizer, max_text_bytes=100)
     with pytest.raises(RequestError, match="cannot encode 'text_input'"):
         prompts.read(None, bad.query, SamplingParams())
