@@ -47,8 +47,8 @@ def limits_of(max_text_bytes: int, **others: int) -> Limits:
 
 def sequences(prompt: MultiItemPrompt) -> list[list[int]]:
     """The tokens of each item, behind those of the query."""
-    query, rest = prompt.tokens[: prompt.query_length], prompt.tokens[prompt.query_length :]
-    return [[*query.tolist(), *item.tolist()] for item in np.split(rest, np.cumsum(prompt.item_lengths)[:-1])]
+    query, *items = np.split(prompt.tokens, prompt.query_length + np.cumsum([0, *prompt.item_lengths]))
+    return [[*query.tolist(), *item.tolist()] for item in items[:-1]]
 
 
 def ids_of_pairs(pairs: CutPairs) -> list[list[int]]:
