@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from hiscore.models.new_config import NewConfig
+from hiscore.models.auto_classes import NewConfig
 
 THETA, FACTOR = 20_000.0, 8.0
 PUBLISHED = {

@@ -11,9 +11,9 @@ from msgspec import UNSET, UnsetType
 from hiscore.api.chat.generation import Generations
 from hiscore.api.chat.logprobs import ChatLogprobs, LogprobsReader
 from hiscore.api.wire import Usage
-from hiscore.prompts.answer import AnswerReader
 from hiscore.prompts.answer_parts import Content, Part, Reasoning, ToolCall
-from hiscore.prompts.tool_calls import ToolFormat
+from hiscore.prompts.reasoning import ReasoningReader
+from hiscore.prompts.tool_calls import ToolCallReader, ToolFormat
 from hiscore_client import Chunk
 
 
@@ -216,3 +216,32 @@ class ChatStream:
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
         told = usage if usage or self._request.tells_usage else UNSET
         return ChatChunk(**self._identity, choices=choices, usage=told)
+
+
+class AnswerReader:
+    """Reads one answer.
+
+    Args:
+        reasoning: True if the prompt has begun the reasoning; None: reasoning is not told apart.
+        tools: The format of calls; None: there are none.
+    """
+
+    def __init__(self, reasoning: bool | None, tools: ToolFormat | None) -> None:
+        self._reasoning = None if reasoning is None else ReasoningReader(reasoning)
+        self._tools = None if tools is None else ToolCallReader(tools)
+
+    def push(self, text: str) -> list[Part]:
+        return self._read(self._reasoning.push(text) if self._reasoning else [Content(text)] if text else [])
+
+    def finish(self) -> list[Part]:
+        """Return the parts that were held back, at the end of the answer."""
+        parts = self._read(self._reasoning.finish()) if self._reasoning else []
+        return [*parts, *(self._tools.finish() if self._tools else [])]
+
+    def _read(self, parts: list[Part]) -> list[Part]:
+        if self._tools is None:
+            return parts
+        read: list[Part] = []
+        for part in parts:
+            read += self._tools.push(part.text) if isinstance(part, Content) else [part]
+        return read

@@ -3,9 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hiscore.attention.bidirectional import RelativeProjections
 from hiscore.models.encoder_families import ENCODER_FAMILIES
-from hiscore.models.encoders.architecture import EncoderArchitecture, common_sizes
+from hiscore.models.encoders.architecture import Disentangled, EncoderArchitecture, common_sizes
 from hiscore.models.encoders.weights import EncoderReader, EncoderWeights, LayerNames
 
 BERT = LayerNames()
@@ -120,3 +123,24 @@ def load_albert(read: EncoderReader, config: Any) -> EncoderWeights:
         final_norm=None,
         head=read.head("albert.pooler", "classifier"),
     )
+
+
+def mpnet_architecture(config: Any) -> EncoderArchitecture:
+    """Sizes of MPNet, whose logits have a bias for each head and distance, the same in all layers."""
+    distances = Disentangled(1, _buckets(config.max_position_embeddings))
+    return replace(architecture(config), token_types=0, disentangled=distances)
+
+
+def _buckets(context: int) -> Tensor:
+    """Row in the table of biases of every distance from query to key, int32 [2 context - 1]."""
+    # Transformers' own, so that no distance gets another bucket; other families need not import it.
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    rows: Tensor = MPNetEncoder.relative_position_bucket(-torch.arange(1 - context, context))
+    return rows.int()
+
+
+def load_mpnet(read: EncoderReader, config: Any) -> EncoderWeights:
+    shape = config.relative_attention_num_buckets, config.num_attention_heads
+    biases = read.read.tensor("mpnet.encoder.relative_attention_bias.weight", *shape)
+    return load(read, config, RelativeProjections(None, None, biases.T.contiguous()))

@@ -13,7 +13,7 @@ from hiscore.attention.bidirectional import BidirectionalAttention, Bidirectiona
 from hiscore.device.numerics import widen
 from hiscore.layers.rope import Rope
 from hiscore.models.config_file import check_sizes, malformed_refused, read_config
-from hiscore.models.encoders import bert, deberta_v2, eurobert, modernbert, mpnet, new
+from hiscore.models.encoders import bert, deberta_v2, eurobert, modernbert, new
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.weights import EncoderLayer, EncoderReader, EncoderWeights
 from hiscore.models.errors import UnsupportedCheckpoint
@@ -30,7 +30,7 @@ FAMILIES: dict[str, tuple[Callable[[Any], EncoderArchitecture], Load]] = {
     ),
     "distilbert": (bert.distilbert_architecture, bert.load),
     "albert": (bert.albert_architecture, bert.load_albert),
-    "mpnet": (mpnet.architecture, mpnet.load),
+    "mpnet": (bert.mpnet_architecture, bert.load_mpnet),
     "eurobert": (eurobert.architecture, eurobert.load),
     "new": (new.architecture, new.load),
     "modernbert": (modernbert.architecture, modernbert.load),

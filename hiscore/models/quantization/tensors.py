@@ -18,9 +18,8 @@ from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.base import Format
 from hiscore.models.quantization.bitsandbytes import BitsAndBytes
 from hiscore.models.quantization.compressed import CompressedTensors
-from hiscore.models.quantization.fp8 import FbgemmFp8, Fp8
+from hiscore.models.quantization.fp8 import FbgemmFp8, Fp8, Modelopt
 from hiscore.models.quantization.gptq import Awq, Gptq
-from hiscore.models.quantization.modelopt import Modelopt
 from hiscore.models.quantization.mxfp4 import Mxfp4
 from hiscore.models.quantization.schemes import without_scale
 from hiscore.models.stored_config import stored_config

@@ -3,6 +3,11 @@
 The reference is what a user would get by sending one item at a time: ``tokenizer(query + item)``, special tokens
 included. The longest common prefix of those token sequences becomes the query, the rest are the items' own tokens.
 Where `safe_splits` finds a safe split in the query, only the text beyond it is encoded with every item.
+
+An encoder's pair is as its tokenizer joins ``tokenizer(query, item)``, and where one of the two is empty as
+``tokenizer(text)`` of the other. On the wire the query holds a pair's beginning up to the item, so that the scorer
+knows which tokens have the second token type. A pair whose query comes second, and a text alone, are items without
+a query.
 """
 
 from collections.abc import Sequence
@@ -16,8 +21,8 @@ from hiscore.scoring.requests.request import MultiItemPrompt
 from hiscore.scoring.requests.validation import check_prompt
 from hiscore.scoring.text.encoding_plan import EncodingPlan, TextRequest, split_query
 from hiscore.scoring.text.labels import check_label_inputs, resolve_labels
-from hiscore.scoring.text.pair_text import check_item_first, join_pairs
 from hiscore.settings import Limits
+from hiscore.tokenization.pair_template import PairTemplate
 from hiscore.tokenization.panics import Panic
 from hiscore.tokenization.tokenizer import TextTokenizer
 
@@ -176,3 +181,29 @@ def _size(request: TextRequest) -> int:
 
 def _utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
+
+
+def check_item_first(tokenizer: TextTokenizer, facts: CheckpointFacts) -> None:
+    """Refuse the item before the query where token types tell the two apart, which the wire layout cannot say."""
+    if tokenizer.pair and facts.token_types > 1 and len(set(tokenizer.pair.token_types)) > 1:
+        raise RequestError(
+            "parameter 'item_first' must be false: this model's token types say that the query is the first text"
+        )
+
+
+def join_pairs(
+    template: PairTemplate,
+    request_texts: tuple[str, Sequence[str]],
+    query_ids: Sequence[int],
+    item_ids: Sequence[Sequence[int]],
+    item_first: bool,
+) -> MultiItemPrompt:
+    """Join texts that were encoded each by itself.
+
+    Raises:
+        RequestError: The wire layout has no place for an empty item of this tokenizer.
+    """
+    try:
+        return MultiItemPrompt.of(*template.join(*request_texts, query_ids, item_ids, item_first))
+    except ValueError as error:
+        raise RequestError(str(error)) from None
