@@ -314,7 +314,7 @@ def test_a_classifier_refuses_labels(name: str, load: Load) -> None:
 
 def test_a_bos_is_a_token_to_read(load: Load) -> None:
     ours, truth = load("llama3")
-    assert sequences(one(ours, TextRequest("", [""], None, LABELS))) == [truth("")["input_ids"]]
+    assert sequences(one(ours, TextRequest("", [""], None, LABELS)).prompt) == [truth("")["input_ids"]]
 
 
 def test_truncation_and_padding_of_a_checkpoint_are_off(tmp_path: Path) -> None:
@@ -322,8 +322,11 @@ def test_truncation_and_padding_of_a_checkpoint_are_off(tmp_path: Path) -> None:
     backend.enable_truncation(4)
     backend.enable_padding(length=16)
     ours = load_tokenizer(tiny.save(backend, tmp_path))
-    assert len(sequences(one(ours, TextRequest("one two three four five ", ["six"], None, LABELS)))[0]) > 4
-    assert len(sequences(one(ours, TextRequest("a", [""], None, LABELS)))[0]) == 1
+    assert (
+        len(sequences(one(ours, TextRequest("one two three four five ", ["six"], None, LABELS)).prompt)[0])
+        > 4
+    )
+    assert len(sequences(one(ours, TextRequest("a", [""], None, LABELS)).prompt)[0]) == 1
 
 
 def test_split_special_tokens_of_a_checkpoint_holds(tmp_path: Path) -> None:
