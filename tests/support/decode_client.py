@@ -72,6 +72,15 @@ class Client:
         return self.engine.stats()
 
 
+def assert_pools_are_free(engine: DecodeEngine) -> None:
+    pools, stats = engine._scheduler.blocks, engine.stats()
+    every = (pools.seq_indices, pools.host, pools.device, pools.staging, pools.windows.pool)
+    assert [pool.num_used for pool in every] == [0] * 5
+    assert engine._scheduler.idle
+    assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
+    assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)
+
+
 @contextmanager
 def serving(
     worker: CacheWorker | ParallelWorker,
@@ -81,24 +90,12 @@ def serving(
 ) -> Iterator[Client]:
     """An engine over a worker; at its end all memory must be free."""
     client = Client()
-    client.engine = DecodeEngine(
-        worker,
-        detokenizer,
-        eos,
-        10_000,
-        client.emit,
-        on_failure=client.failures.append,
-        preemption_policy=preempt_after(quantum),
-    )
+    options = {"on_failure": client.failures.append, "preemption_policy": preempt_after(quantum)}
+    client.engine = DecodeEngine(worker, detokenizer, eos, 10_000, client.emit, **options)
     try:
         yield client
     finally:
         client.engine.close()
-    pools, stats = client.engine._scheduler.blocks, client.stats
-    every = (pools.seq_indices, pools.host, pools.device, pools.staging, pools.windows.pool)
-    assert [pool.num_used for pool in every] == [0] * 5
-    assert client.engine._scheduler.idle
-    assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
-    assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)
+    assert_pools_are_free(client.engine)
     own = worker if isinstance(worker, CacheWorker) else worker._own
     assert (own._schedule.lag() == 0).all()

@@ -166,7 +166,7 @@ def _modern() -> Tokenizer:
 
 _ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
 _S = {**_ENDS, "unk_token": "<unk>"}
-_CLS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+_CLS = tiny_encoders.OF_BERT
 _ROBERTA = {**_S, "cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
 _FAST = "PreTrainedTokenizerFast"
 _INPUTS = ["input_ids", "attention_mask"]

@@ -25,6 +25,8 @@ from transformers import (
 from tests.support import published_new
 from tests.support.tiny_tokenizers import CORPUS
 
+OF_BERT = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+"""The names of special tokens in a tokenizer's config."""
 VOCABULARY = 500
 """Rows of the embedding, at least; trained vocabularies may be smaller."""
 CONTEXT = 160
@@ -89,15 +91,8 @@ def modern() -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_input_names=["input_ids", "attention_mask"],
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        pad_token="[PAD]",
-        mask_token="[MASK]",
-    )
+    names = ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **OF_BERT)
 
 
 def trained_unigram(special: list[str]) -> list[tuple[str, float]]:
@@ -154,6 +149,7 @@ DISENTANGLED = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
+BIASED = {"attention_bias": True, "mlp_bias": True}
 OF_MODERN = {"pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2}
 FOLLOWS_PAD = {
     "pad_token_id": 1,
@@ -184,10 +180,8 @@ ENCODERS: dict[str, Tiny] = {
         "eurobert",
         modern,
         classifier_pooling="mean",
-        attention_bias=True,
-        mlp_bias=True,
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
-        **OF_MODERN,
+        **{**BIASED, **OF_MODERN},
     ),
     "eurobert-bos": tiny(
         "eurobert", modern, classifier_pooling="bos", num_key_value_heads=1, attention_bias=True, **OF_MODERN
@@ -200,14 +194,8 @@ ENCODERS: dict[str, Tiny] = {
     "modernbert-mean": tiny(
         "modernbert",
         modern,
-        local_attention=9,
-        classifier_pooling="mean",
-        norm_bias=True,
-        attention_bias=True,
-        mlp_bias=True,
-        classifier_bias=True,
-        pad_token_id=3,
-        classifier_activation="silu",
+        **{"local_attention": 9, "classifier_pooling": "mean", "classifier_activation": "silu"},
+        **{**BIASED, "norm_bias": True, "classifier_bias": True, "pad_token_id": 3},
     ),
     "deberta-v3": tiny("deberta-v2", deberta, **DISENTANGLED),
     "deberta-v2": tiny(

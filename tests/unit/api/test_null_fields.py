@@ -51,22 +51,16 @@ def objects_of(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str |
 # Objects of whatever keys callers choose.
 FREE = ("state", "criteria", "questions", "parameters", "schema", "json")
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+NULLS = {"const": None, "enum": [None]}
+WISHES = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"default": None}}}],
+    "stream_options": {"include_usage": None},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": NULLS}},
+}
 NESTED = [
     *CASES,
     ("/v1/chat/completions", {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}]}),
-    (
-        "/v1/chat/completions",
-        {
-            "messages": MESSAGES,
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"default": None}}}],
-            "tool_choice": "none",
-            "stream_options": {"include_usage": None},
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "a", "schema": {"const": None, "enum": [None]}},
-            },
-        },
-    ),
+    ("/v1/chat/completions", {"messages": MESSAGES, "tool_choice": "none", **WISHES}),
 ]
 
 

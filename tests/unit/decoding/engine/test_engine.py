@@ -23,6 +23,7 @@ from hiscore.decoding.pools.windows import Windows
 from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.errors import Code, RequestError
+from tests.support.decode_client import assert_pools_are_free
 from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, preempt_after
 from tests.support.tiers import first_of
 from tests.support.timeouts import TIMEOUT_S
@@ -82,15 +83,8 @@ def running(
     worker: HashWorker, callers: Callers, max_queue: int = 1000, quantum: int = 4, **more: Any
 ) -> Iterator[DecodeEngine]:
     """An engine; at its end all memory must be free, and the worker must have seen no violation."""
-    engine = DecodeEngine(
-        worker,
-        lambda skip, prompt: Letters(),
-        frozenset({EOS}),
-        max_queue,
-        callers.emit,
-        preemption_policy=preempt_after(quantum),
-        **more,
-    )
+    more["preemption_policy"] = preempt_after(quantum)
+    engine = DecodeEngine(worker, lambda *asked: Letters(), frozenset({EOS}), max_queue, callers.emit, **more)
     try:
         yield engine
     finally:
@@ -102,14 +96,8 @@ def assert_all_is_free(engine: DecodeEngine, worker: HashWorker) -> None:
     assert worker.violations == []
     assert not worker.sequences
     assert not worker.kept
-    pools = engine._scheduler.blocks
-    every = (pools.seq_indices, pools.host, pools.device, pools.staging, pools.windows.pool)
-    assert [pool.num_used for pool in every] == [0] * 5
-    assert engine._scheduler.idle
     assert not engine._live
-    stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
-    assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)
+    assert_pools_are_free(engine)
 
 
 def expire(engine: DecodeEngine, sequence: Sequence) -> None:

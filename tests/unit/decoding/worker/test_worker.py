@@ -17,18 +17,13 @@ from hiscore.decoding.worker.device_queues import Event, Queue
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
+from tests.support.decoding import greedy
 
 VOCABULARY = 5
 
 
 def at(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
-
-
-def greedy(rows: int) -> SamplingBatch:
-    return SamplingBatch(
-        np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32), np.zeros(rows)
-    )
 
 
 class Recorder:
