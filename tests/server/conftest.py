@@ -27,7 +27,6 @@ LONGEST = (
     "test_plain_triton.py",
     "test_soak.py",
     "test_launcher_signals.py",
-    "test_score_families.py",
     "test_score_encoders.py",
     "test_launcher.py",
     "test_perf_analyzer.py",

@@ -116,20 +116,12 @@ def answered(api: Api) -> int:
 
 
 LETTER = "I was charged twice for my order. Please send the money back!"
+TEAMS = [{"value": "billing", "description": "payments"}, {"value": "shipping"}]
+LEVELS = [{"label": "calm"}, {"label": "annoyed"}, {"label": "furious"}]
 QUESTIONS: list[dict[str, Any]] = [
     {"type": "predicate", "name": "refund", "instructions": "The customer wants a refund."},
-    {
-        "type": "choice",
-        "name": "team",
-        "instructions": "Which team should answer?",
-        "choices": [{"value": "billing", "description": "payments"}, {"value": "shipping"}],
-    },
-    {
-        "type": "score",
-        "name": "anger",
-        "instructions": "How angry is the customer?",
-        "levels": [{"label": "calm"}, {"label": "annoyed"}, {"label": "furious"}],
-    },
+    {"type": "choice", "name": "team", "instructions": "Which team should answer?", "choices": TEAMS},
+    {"type": "score", "name": "anger", "instructions": "How angry is the customer?", "levels": LEVELS},
 ]
 SYSTEMONE = {
     "refund": {"type": "noul", "instructions": "The customer wants a refund."},
@@ -169,15 +161,8 @@ def test_chat_and_completions(api: Api, smollm: Path) -> None:
     """All clients give what the routes say, which test_api_chat compares with decode's own answers."""
     allowed = f"Bearer {KEY}"
     messages, tokens = [{"role": "user", "content": "Name a fruit."}], 12
-    answer = ask(
-        "converse",
-        url=api.url,
-        key=KEY,
-        messages=messages,
-        prompt="A fruit:",
-        tokens=tokens,
-        too_long=TOO_LONG,
-    )
+    asked = {"messages": messages, "prompt": "A fruit:", "tokens": tokens, "too_long": TOO_LONG}
+    answer = ask("converse", url=api.url, key=KEY, **asked)
     options = {"model": "any", "temperature": 0, "max_tokens": tokens}
     reply = call(api, "/v1/chat/completions", {**options, "messages": messages}, authorization=allowed).json
     said = reply["choices"][0]["message"]["content"]

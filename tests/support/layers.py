@@ -1,10 +1,12 @@
 """Inputs of a layer's operations: random tensors, given rotary tables, layers of nothing but norms."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, empty
 
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import LayerWeights, Linear, Mlp
+from hiscore.layers.weights import Experts, LayerWeights, Linear, Mlp, Routing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -18,6 +20,13 @@ class Tables(Rope):
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         self.cos, self.sin = cos, sin
+
+
+def experts_of(router: Tensor, gate_up: Tensor, down: Tensor, **more: Any) -> Experts:
+    """Experts of which a token gets two; biases, corrections and scales are left out unless they are given."""
+    without = dict.fromkeys(("router_bias", "correction", "gate_up_bias", "down_bias", "shared"))
+    given = {"routing": Routing(per_token=2, normalise=True), "activation": "silu", **without, **more}
+    return Experts(router=router, gate_up=gate_up, down=down, **given)
 
 
 def layer_of(q_norm: Tensor | None, k_norm: Tensor | None) -> LayerWeights:

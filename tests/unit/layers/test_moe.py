@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hiscore.layers.moe import looped, moe, route
-from hiscore.layers.weights import Experts, Routing
+from hiscore.layers.weights import Experts
 from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
 from tests.support import tiny_dsa, tiny_models
-from tests.support.layers import DEVICE, random
+from tests.support.layers import DEVICE, experts_of, random
 from tests.support.tiers import first_of
 from tests.support.truth import Truth
 
@@ -80,18 +80,15 @@ def experts(
 ) -> Experts:
     """Random experts, of which a token gets two. Sizes are no powers of two, so that every mask is used."""
     scale = hidden**-0.5
-    return Experts(
-        routing=Routing(per_token=2, normalise=True),
-        activation=activation,
-        router=random(count, hidden, seed=1) * scale,
-        router_bias=random(count, seed=2) if biased else None,
-        correction=None,
-        gate_up=(3 * random(count, 2 * width, hidden, seed=3) * scale).to(dtype),
-        gate_up_bias=random(count, 2 * width, seed=4).to(dtype) if biased else None,
-        down=(random(count, hidden, width, seed=5) * width**-0.5).to(dtype),
-        down_bias=random(count, hidden, seed=6).to(dtype) if biased else None,
-        shared=None,
-    )
+    router = random(count, hidden, seed=1) * scale
+    gate_up = (3 * random(count, 2 * width, hidden, seed=3) * scale).to(dtype)
+    down = (random(count, hidden, width, seed=5) * width**-0.5).to(dtype)
+    biases = {
+        "router_bias": random(count, seed=2),
+        "gate_up_bias": random(count, 2 * width, seed=4).to(dtype),
+        "down_bias": random(count, hidden, seed=6).to(dtype),
+    }
+    return experts_of(router, gate_up, down, activation=activation, **(biases if biased else {}))
 
 
 @pytest.mark.parametrize("biased", [True, False])

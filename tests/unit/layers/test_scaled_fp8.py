@@ -14,10 +14,10 @@ from hiscore.layers import scaled_fp8
 from hiscore.layers.fp8 import FP8
 from hiscore.layers.moe import looped
 from hiscore.layers.scaled_fp8 import ScaledLinear, quantise
-from hiscore.layers.weights import Experts, Routing, Scales
+from hiscore.layers.weights import Experts, Scales
 from tests.support.fixed_sums import fix_sums
 from tests.support.interpreted_fp8 import round_as_torch
-from tests.support.layers import DEVICE, random
+from tests.support.layers import DEVICE, experts_of, random
 from tests.support.tiers import first_of
 
 pytestmark = pytest.mark.slow  # in the interpreter, with sums in a fixed order
@@ -117,20 +117,8 @@ def test_a_row_s_bits_do_not_depend_on_other_rows() -> None:
 def experts(count: int = 5, width: int = 136, hidden: int = 264) -> Experts:
     gate_up, gate_up_scales = weight(count, 2 * width, hidden, seed=5, rows=8)
     down, down_scales = weight(count, hidden, width, seed=7)
-    return Experts(
-        routing=Routing(per_token=2, normalise=True),
-        activation="silu",
-        router=random(count, hidden, seed=9),
-        router_bias=None,
-        correction=None,
-        gate_up=gate_up,
-        gate_up_bias=None,
-        down=down,
-        down_bias=None,
-        shared=None,
-        gate_up_scales=gate_up_scales,
-        down_scales=down_scales,
-    )
+    scales = {"gate_up_scales": gate_up_scales, "down_scales": down_scales}
+    return experts_of(random(count, hidden, seed=9), gate_up, down, **scales)
 
 
 def part(w: Experts, held: slice) -> Experts:
