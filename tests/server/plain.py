@@ -17,6 +17,7 @@ import psutil
 
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.ports import free_ports
+from hiscore.launcher.workspace import shared_memory
 from hiscore.server.run_directory import PREFIX
 from tests.server.wire import Refused
 from tests.support.timeouts import TIMEOUT_S, wait_until
@@ -29,6 +30,7 @@ class PlainTriton:
     process: "subprocess.Popen[bytes]"
     log: Path
     ports: list[int]
+    name: str
 
     @property
     def http_address(self) -> str:
@@ -101,17 +103,19 @@ def plain_triton(
     environment = distribution.environment(directory / "lib") | settings
     ports, log = free_ports("127.0.0.1", 3), directory / "triton.log"
     names = ("http", "grpc", "metrics")
+    name = f"plain-{os.getpid()}-{ports[0]}"
     command = [
         str(distribution.tritonserver),
         f"--model-repository={repository}",
         f"--backend-directory={directory / 'backends'}",
-        *(f"--{name}-address=127.0.0.1" for name in names),
-        *(f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)),
+        *(f"--{each}-address=127.0.0.1" for each in names),
+        *(f"--{each}-port={port}" for each, port in zip(names, ports, strict=True)),
+        f"--backend-config=python,shm-region-prefix-name={name}",
         *flags,
     ]
     with open(log, "wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=os.path.sep)
-    server = PlainTriton(process, log, ports)
+    server = PlainTriton(process, log, ports, name)
     try:
         wait_until(lambda: _answers(server, ready), lambda: log.read_text()[-2_000:])
         yield server
@@ -121,6 +125,9 @@ def plain_triton(
             process.wait(TIMEOUT_S)
         finally:
             process.kill()
+            # Triton leaves that of a model that was killed.
+            for region in shared_memory(name):
+                region.unlink()
 
 
 def _answers(server: PlainTriton, path: str) -> bool:

@@ -268,8 +268,7 @@ def test_a_model_that_dies_stays_dead_and_the_others_go_on(plain: PlainTriton) -
 
 @pytest.mark.exhaustive
 def test_models_that_come_and_go_leave_nothing(repository: Path, tiny_lm: Path, tmp_path: Path) -> None:
-    name, rounds = f"plain-{os.getpid()}", 10
-    flags = ["--model-control-mode=explicit", f"--backend-config=python,shm-region-prefix-name={name}"]
+    rounds, flags = 6, ["--model-control-mode=explicit"]
     models = [*OURS[2:], *(f"{each}_de" for each in OURS[2:4])]
     settings = {"MODEL": str(tiny_lm), "MAX_CONTEXT": "512", "HOST_KV_BYTES": str(2**24)}
     samples, files = [], []
@@ -282,7 +281,7 @@ def test_models_that_come_and_go_leave_nothing(repository: Path, tiny_lm: Path, 
                 if action == "load":
                     assert generation.over_grpc(server, PROMPT, max_tokens=3, ignore_eos=True).ids
             wait_until(lambda: not tritonserver.children(), server.states)
-            samples.append(footprint(tritonserver.pid, name))
+            samples.append(footprint(tritonserver.pid, server.name))
             files.append(sorted(re.sub(r"\d+", "N", each.name) for each in server.run_directory().iterdir()))
     print(*samples, files[-1], sep="\n")
     assert grown(samples) == []
