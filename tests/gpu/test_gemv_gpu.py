@@ -26,23 +26,14 @@ def weight(*shape: int, seed: int) -> torch.Tensor:
 
 def layers() -> list[LayerWeights]:
     ones = torch.ones(WIDTH, device="cuda")
-    return [
-        LayerWeights(
-            input_norm=ones,
-            qkv=Linear(weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH, seed=4 * i)),
-            q_norm=None,
-            k_norm=None,
-            output=Linear(weight(WIDTH, HEADS * HEAD_DIM, seed=4 * i + 1)),
-            post_attention_norm=None,
-            mlp_norm=ones,
-            mlp=Mlp(
-                gate_up=Linear(weight(2 * INNER, WIDTH, seed=4 * i + 2)),
-                down=Linear(weight(WIDTH, INNER, seed=4 * i + 3)),
-            ),
-            post_mlp_norm=None,
-        )
-        for i in range(8)
-    ]
+    heads, attended = (HEADS + 2 * KV_HEADS) * HEAD_DIM, HEADS * HEAD_DIM
+    shapes = (heads, WIDTH), (WIDTH, attended), (2 * INNER, WIDTH), (WIDTH, INNER)
+
+    def layer(seed: int) -> LayerWeights:
+        qkv, output, gate_up, down = (Linear(weight(*each, seed=seed + n)) for n, each in enumerate(shapes))
+        return LayerWeights(ones, qkv, None, None, output, None, ones, Mlp(gate_up, down), None)
+
+    return [layer(4 * i) for i in range(8)]
 
 
 def _in_float32(layer: LayerWeights) -> LayerWeights:
