@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from hiscore.prompts.cannot_encode import CannotEncode, panics_refused
 from hiscore.prompts.chat import PromptError
-from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, rename_pieces
+from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, longest_of, rename_pieces
 from hiscore.prompts.shared_beginning import common_length
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tracked_text import TrackedText
@@ -59,8 +59,7 @@ class PromptTokenizer:
         self._splits = split_rule(self._tokenizer)
         self.bytes_per_token = max_bytes_per_token(self._tokenizer)
         self._names = names
-        longest_first = sorted(map(re.escape, names), key=len, reverse=True)
-        self._protected_text = re.compile("|".join(longest_first) or "(?!)")
+        self._protected_text = re.compile(longest_of(names) if names else "(?!)")
 
     def reveal(self, prompt: str) -> str:
         """Put the tokens that a template wrote itself under their secret names; there are none in plain text."""
