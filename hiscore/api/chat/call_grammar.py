@@ -38,12 +38,12 @@ def grammar_of_calls(
         ApiError: The parameters of a tool are no object.
     """
 
+    def plain(given: str) -> str:
+        return " ".join(map(json.dumps, LEXEME.findall(given)))
+
     def text(given: str) -> str:
-        found: list[str] = []
-        for piece in MARK.split(given):
-            token = token_of(piece) if MARK.fullmatch(piece) else None
-            found += map(json.dumps, LEXEME.findall(piece)) if token is None else [f"<[{token}]>"]
-        return " ".join(found)
+        tokens = ((piece, token_of(piece) if MARK.fullmatch(piece) else None) for piece in MARK.split(given))
+        return " ".join(plain(piece) if token is None else f"<[{token}]>" for piece, token in tokens)
 
     more = f"({text(layout.between)} call)*" if several else ""
     start = f"start: {text(layout.before)} call {more} {text(layout.after)}"
@@ -58,9 +58,13 @@ def grammar_of_calls(
     begin, _, end = layout.call.partition("$arguments")
     for index, tool in enumerate(tools):
         name = tool.function.name
-        named = begin.replace("$quoted", json.dumps(name, ensure_ascii=False)).replace("$name", name)
+        before, quoted, behind = begin.partition("$quoted")
+        if not quoted:
+            before, _, behind = begin.partition("$name")
+        # A name may hold what would be a mark.
+        written = plain(json.dumps(name, ensure_ascii=False) if quoted else name)
         schema(f"a{index}", _parameters(tool), f"'tools': the parameters of '{name[:64]}'")
-        lines.append(f"call{index}: {text(named)} a{index} {text(end)}")
+        lines.append(f"call{index}: {text(before)} {written} {text(behind)} a{index} {text(end)}")
     if answer is not None:
         lines[0] += " | answer"
         schema("answer", json.loads(answer), "'response_format'")

@@ -93,13 +93,21 @@ def test_tools_may_name_their_definitions_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ['a"b', "é🍎", "<think>", "<|im_end|>", "a\\b\n", "$arguments", "::= start:"]
+    "name", ['a"b', "é🍎", "</tool_call>", "<|im_end|>", "a\\b\n", "$arguments", "a$name", "::= start:"]
 )
 def test_a_function_may_have_any_name(name: str) -> None:
     tool = {"type": "function", "function": {"name": name}}
-    conversations = cast(Conversations, SimpleNamespace(takes_tools=True))
-    use = tool_use(msgspec.convert([tool], type=list[Tool]), "required", False, conversations)
+    tokens = SimpleNamespace(token_at_start=lambda mark: 7)
+    conversations = cast(
+        Conversations, SimpleNamespace(takes_tools=True, tool_format=HERMES, tokenizer=tokens)
+    )
+    tools = msgspec.convert([tool], type=list[Tool])
+    use = tool_use(tools, "required", False, conversations)
     assert takes(use, json.dumps([{"name": name, "arguments": {"a": 1}}], ensure_ascii=False))
+    # Marks around calls are tokens, and what a caller names is not.
+    grammar = tool_use(tools, "auto", False, conversations, "{}").grammar
+    assert grammar is not None
+    assert grammar.count("<[7]>") == 2
 
 
 # More than the grammar can follow, and what is of the schema all the same.
