@@ -66,7 +66,9 @@ def test_a_score_is_that_of_the_call_alone_and_of_an_empty_cache(checkpoints) ->
 @pytest.mark.exhaustive
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    batches=st.lists(st.lists(tokens(VOCABULARY, longest=140, most=4), max_size=3), min_size=1, max_size=2),
+    batches=st.lists(
+        st.lists(tokens(VOCABULARY, longest=140, most=4), min_size=1, max_size=3), min_size=1, max_size=2
+    ),
     beginning=st.integers(0, len(BEGINNING)),
     budget=st.sampled_from([CHUNK, 130, 4_096]),
 )
