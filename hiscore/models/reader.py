@@ -16,6 +16,7 @@ from hiscore.models.cut import UNCUT, Cut, narrowed, scales_of
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.model_classes import own_code
 from hiscore.models.quantization.tensors import CheckpointTensors, check_shape
+from hiscore.models.text_towers import LOOKAHEAD
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROPE_BUFFER = ".rotary_emb.inv_freq"
@@ -169,7 +170,9 @@ class CheckpointReader:
         """
         self._tensors.report(self.dtype)
         left_over = set(self._tensors) - self._read - {HEAD}
-        return sorted(name for name in left_over if not name.endswith(ROPE_BUFFER))
+        return sorted(
+            name for name in left_over if not name.endswith(ROPE_BUFFER) and not name.startswith(LOOKAHEAD)
+        )
 
     def refuse(self, left_over: Sequence[str], family: str) -> None:
         """Raise `UnsupportedCheckpoint` if tensors are left over that a model of the family does not have."""

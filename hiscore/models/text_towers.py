@@ -10,6 +10,8 @@ from hiscore.models.rules import Config
 
 OF_IMAGES = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
 """Names of tensors that read images, which are not loaded."""
+LOOKAHEAD = "mtp."
+"""Beginning of the names of Qwen's layers that predict further tokens, which are not loaded."""
 TEXT_TOWERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
     "mistral3": ("mistral", "ministral3"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from hiscore.models.quantization.schemes import gptq_rules, without_scale
 from hiscore.models.stored_config import stored_config
-from hiscore.models.text_towers import OF_IMAGES
+from hiscore.models.text_towers import LOOKAHEAD, OF_IMAGES
 from hiscore.models.weight_files import weight_files
 
 NUMBER_BYTES = {
@@ -79,7 +79,8 @@ def _quantised(config: dict[str, Any]) -> dict[str, Any]:
 def _lookahead(config: dict[str, Any]) -> tuple[str, ...]:
     """Prefixes of the layers that predict further tokens, which are not loaded."""
     layers, ahead = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
-    return tuple(f"model.layers.{layers + index}." for index in range(ahead or 0)) if layers else ()
+    of_layers = [f"model.layers.{layers + index}." for index in range(ahead or 0)] if layers else []
+    return (LOOKAHEAD, *of_layers)
 
 
 def _stored_bits(quantised: dict[str, Any]) -> int:

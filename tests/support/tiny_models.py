@@ -7,6 +7,7 @@ would hide that it is dropped.
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import transformers  # no class by name: ranks import this file, and would wait for models that they never use
 
@@ -193,4 +194,12 @@ def make(name: str, directory: Path, labels: int | None = None, seed: int = 0) -
             centre = 1.0 if name_.endswith("norm.weight") and not model_type.startswith("gemma") else 0.0
             parameter.normal_(centre, spread)
     model.save_pretrained(directory)
+    if name in RECURRENT:
+        # Published checkpoints hold a layer that predicts further tokens.
+        path = directory / "model.safetensors"
+        safetensors.torch.save_file(
+            {**safetensors.torch.load_file(path), "mtp.fc.weight": torch.ones(64, 128)},
+            path,
+            {"format": "pt"},
+        )
     return directory
