@@ -6,7 +6,7 @@ Llama normalises the input of attention and that of the MLP, and has one after t
 from typing import Any
 
 from hiscore.models.family import POST_NORMS, SANDWICH_NORMS, BlockNorms, DecoderFamily
-from hiscore.models.rules import key_rule, unset
+from hiscore.models.rules import key_rule, one_of, unset
 
 GEMMA: dict[str, Any] = {
     "norm_plus_one": True,
@@ -109,5 +109,14 @@ OTHER_BLOCKS = (
         partial_rope=True,
         recurrent=True,
         output_gate=True,
+        own_rules=(
+            # Convolutions have the MLP's activation.
+            key_rule("hidden_act", one_of("silu"), "activation '{value}' is not silu"),
+            key_rule(
+                "layer_types",
+                lambda kinds: kinds is None or "full_attention" in kinds,
+                "no layer of layer_types is full_attention",
+            ),
+        ),
     ),
 )

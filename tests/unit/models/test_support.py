@@ -28,6 +28,7 @@ DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v32", "architectures": ["Dee
 GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
 DYNAMIC, PLAIN = {"type": "dynamic"}, {"rope_type": "default"}
 HQQ = {"quantization_config": {"quant_method": "hqq"}}
+QWEN3_5: dict[str, Any] = {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]}
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
 
 
@@ -54,6 +55,8 @@ LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausa
         (DEEPSEEK | {"is_causal": False}, "is_causal is False"),
         ({"rope_scaling": "yarn"}, "config.json is malformed"),
         (GEMMA3 | {"attn_logit_softcapping": 50.0}, "caps attention logits"),
+        (QWEN3_5 | {"hidden_act": "gelu"}, "activation 'gelu' is not silu"),
+        (QWEN3_5 | {"layer_types": ["linear_attention"]}, "no layer of layer_types is full_attention"),
     ],
 )
 def test_what_cannot_be_computed_is_named(changes: dict[str, Any], says: str) -> None:
