@@ -21,6 +21,8 @@ TEXT_TOWERS: dict[str, tuple[str, ...]] = {
     "qwen3_5": ("qwen3_5_text",),
 }
 """Models of texts and images: the families that their text tower may be, the default first."""
+TOWERS = {tower for towers in TEXT_TOWERS.values() for tower in towers}
+"""Families whose tensors may have the names that they have beside images, also where a tower was saved alone."""
 
 
 def text_config(config: Config) -> Config:

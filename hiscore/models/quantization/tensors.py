@@ -23,7 +23,7 @@ from hiscore.models.quantization.gptq import Awq, Gptq
 from hiscore.models.quantization.mxfp4 import Mxfp4
 from hiscore.models.quantization.schemes import without_scale
 from hiscore.models.stored_config import stored_config
-from hiscore.models.text_towers import text_config, text_tensor
+from hiscore.models.text_towers import TOWERS, text_config, text_tensor
 from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,9 @@ class CheckpointTensors:
             for handle in _open_shards(checkpoint)
             for name in handle.keys()  # noqa: SIM118
         }
-        config = stored_config(checkpoint)
-        of_texts = text_config(config)
+        of_texts = text_config(stored_config(checkpoint))
         self._format = _format_of(of_texts.get("quantization_config"))
-        self._parts = self._by_weight(has_images=of_texts is not config)
+        self._parts = self._by_weight(is_tower=of_texts.get("model_type") in TOWERS)
         self._stored = self._dequantised = self._kept = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -170,11 +169,11 @@ class CheckpointTensors:
             said = str(dtype or source.get_dtype()).removeprefix("torch.")
             raise UnsupportedCheckpoint(without_scale(name, said, self._format is not None))
 
-    def _by_weight(self, has_images: bool) -> dict[str, dict[str, str]]:
-        """Names of each tensor's stored parts; with images, of the text tower's, under a text model's names."""
+    def _by_weight(self, is_tower: bool) -> dict[str, dict[str, str]]:
+        """Names of each tensor's stored parts; of a text tower's, under a text model's names."""
         parts: dict[str, dict[str, str]] = {}
         for stored in self._files:
-            name = text_tensor(stored) if has_images else stored
+            name = text_tensor(stored) if is_tower else stored
             if name is None:
                 continue
             if self._format is None:

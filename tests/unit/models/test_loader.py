@@ -75,6 +75,16 @@ def test_control_the_embedding_in_its_place_fails(tied: Path, monkeypatch: pytes
         check_against_transformers(tied)
 
 
+def test_a_text_tower_saved_alone_may_keep_its_names(tmp_path: Path) -> None:
+    """Transformers saves it under those that it was loaded from."""
+
+    def rename(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+
+    check_against_transformers(rewritten(make("qwen3-hybrid", tmp_path), rename))
+
+
 def put_the_same_head(tensors: Tensors) -> None:
     tensors[HEAD] = tensors[EMBEDDING].clone()
 
