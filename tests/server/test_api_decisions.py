@@ -392,12 +392,3 @@ def test_what_cannot_change_an_answer_is_accepted(api: Api) -> None:
         body(prompt_cache_key="k", prompt_cache_options={"ttl": "30m"}, safety_identifier="s", user="u"),
     )
     assert known.status == 200
-
-
-def test_a_model_without_labels_says_so(plain: Api) -> None:
-    """In its small vocabulary no two letters are one token."""
-    many = choice([(str(index), None) for index in range(27)])
-    refused = call(plain, "/v1/decisions", body(questions=[many]))
-    assert refused.status == 400
-    assert "at most 26 with this model" in refused.json["error"]["message"]
-    assert call(plain, "/v1/decisions", body(questions=[choice()])).status == 200
