@@ -1,4 +1,4 @@
-"""The examples of docs/api.md and docs/api/ run as they stand, but for the addresses."""
+"""The examples of docs/api.md, docs/api/ and the README run as they stand, but for the addresses."""
 
 import json
 import re
@@ -8,6 +8,7 @@ import pytest
 
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
+from hiscore_client import ScoreClient
 from tests.support.client_environment import ROOT, run
 
 pytestmark = pytest.mark.server
@@ -62,3 +63,20 @@ def test_an_example_works(api: Api, server: Server, language: str, text: str, tm
 def test_control_an_example_that_is_refused_is_noticed(api: Api, tmp_path: Path) -> None:
     text = f"curl --fail-with-body -s {api.url}/rerank -H 'Content-Type: application/json' -d '{{\"texts\": []}}'"
     assert run(["bash", "-euc", text], directory=tmp_path).returncode != 0
+
+
+@pytest.mark.exhaustive
+def test_the_first_example_of_the_readme_is_right(server: Server) -> None:
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r'"query": (".*?"), "items": (\[.*?\]), "labels": (\[.*?\])', readme)
+    assert found
+    query, items, labels = map(json.loads, found.groups())
+    assert labels == [" fruit", " tool"]
+    with ScoreClient(server.grpc_url) as client:
+        apple, hammer = client.score(query, items, labels=labels, apply_softmax=True).scores
+        assert apple[0] > 0.8 > 0.2 > hammer[0]
+        # The control: asked in a way that does not end where the answer begins, it calls an apple no fruit.
+        old = client.score(
+            "Is this a fruit? ", ["apple", "hammer"], labels=[" Yes", " No"], apply_softmax=True
+        )
+        assert old.scores[0, 0] < 0.5
