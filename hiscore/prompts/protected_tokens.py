@@ -1,8 +1,7 @@
 """The tokens of a tokenizer that no caller's text may become, and their pieces in the model's vocabulary."""
 
 import re
-from collections.abc import Collection, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -46,19 +45,3 @@ def ids_of_protected(tokenizer: Tokenizer, protected: Sequence[str], model: dict
     return {
         number: content for number, content in found.items() if number is not None and content not in ordinary
     }
-
-
-def longest_of(texts: Collection[str]) -> str:
-    """Write a regular expression that finds the longest of some texts; those that begin alike share a branch.
-
-    Hundreds of plain alternatives would each be tried wherever a caller writes ``<|``.
-    """
-    first, last = min(texts), max(texts)
-    differing = (at for at, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1])
-    shared = next(differing, len(first))
-    beginning = re.escape(first[:shared])
-    rests = sorted({text[shared:] for text in texts}, reverse=True)
-    if rests == [""]:
-        return beginning
-    branches = [longest_of(list(alike)) for _, alike in groupby(rests, lambda rest: rest[:1])]
-    return f"{beginning}(?:{'|'.join(branches)})"

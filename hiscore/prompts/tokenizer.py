@@ -7,7 +7,6 @@ is text like any other.
 """
 
 import json
-import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -18,14 +17,14 @@ from tokenizers import Tokenizer
 
 from hiscore.prompts.cannot_encode import CannotEncode, panics_refused
 from hiscore.prompts.chat import PromptError
-from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, longest_of, rename_pieces
+from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, rename_pieces
 from hiscore.prompts.shared_beginning import common_length
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tracked_text import TrackedText
 from hiscore.tokenization.batches import by_characters
 from hiscore.tokenization.file import read_state
 from hiscore.tokenization.safe_splits import split_rule
-from hiscore.tokenization.text_encoder import TextEncoder
+from hiscore.tokenization.text_encoder import TextEncoder, any_of
 from hiscore.tokenization.token_length import max_bytes_per_token
 
 # Between two looks at how many tokens there are: some tenths of a second.
@@ -59,7 +58,7 @@ class PromptTokenizer:
         self._splits = split_rule(self._tokenizer)
         self.bytes_per_token = max_bytes_per_token(self._tokenizer)
         self._names = names
-        self._protected_text = re.compile(longest_of(names) if names else "(?!)")
+        self._protected_text = any_of(names)
 
     def reveal(self, prompt: str) -> str:
         """Put the tokens that a template wrote itself under their secret names; there are none in plain text."""

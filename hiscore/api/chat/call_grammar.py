@@ -16,8 +16,8 @@ from hiscore.prompts.tool_calls import CallLayout
 
 # Of llguidance: a small model in doubt would write white space to the end.
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# As JSON is cut into lexemes, so that a text and a schema may begin alike.
-LEXEME = re.compile(r'"(?:[^"\\]|\\.)*"|[:,] |.', re.DOTALL)
+# As JSON is cut into lexemes, so that a text and a schema may begin alike. A name need not close its quote.
+LEXEME = re.compile(r'"(?:[^"\\]|\\.)*"?|[:,] |.', re.DOTALL)
 MARK = re.compile(r"(</?tool_call>|\[TOOL_CALLS\]|\[ARGS\])")
 
 

@@ -32,8 +32,9 @@ LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "verbose_
 # Where llguidance says what is wrong with a regular expression, some lines after that something is.
 REASON = "error: "
 MAX_MESSAGE = 200
-# A token by its name in a Lark grammar; what else may hold such a name comes first.
-TOKEN_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\]|\\.)+/|//[^\n]*|(<[^<>\s]+>)')
+# A token by its name in a Lark grammar; what else may hold such a name comes first, to the end if it is not
+# closed: else each quote in it would be tried as another beginning.
+TOKEN_NAME = re.compile(r'"(?:[^"\\]|\\.)*"?|/(?:[^/\\]|\\.)+/?|//[^\n]*|(<[^<>\s]+>)')
 
 
 class GrammarMatcher:

@@ -10,6 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 from tokenizers import AddedToken
 
+from hiscore.api.chat.call_grammar import LEXEME
 from hiscore.api.chat.messages import Tool
 from hiscore.api.chat.tools import ToolUse, tool_use
 from hiscore.api.http.errors import ApiError, from_models
@@ -108,6 +109,11 @@ def test_a_function_may_have_any_name(name: str) -> None:
     grammar = tool_use(tools, "auto", False, conversations, "{}").grammar
     assert grammar is not None
     assert grammar.count("<[7]>") == 2
+
+
+def test_a_quote_in_a_name_is_read_once() -> None:
+    text = '"' + '\\"' * 9
+    assert LEXEME.findall(text) == [text]
 
 
 # More than the grammar can follow, and what is of the schema all the same.

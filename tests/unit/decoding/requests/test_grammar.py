@@ -15,7 +15,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 from tokenizers import AddedToken, Tokenizer, decoders
 
-from hiscore.decoding.requests.grammar import GrammarCompiler, GrammarMatcher, spelling_out
+from hiscore.decoding.requests.grammar import TOKEN_NAME, GrammarCompiler, GrammarMatcher, spelling_out
 from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.scheduling.batch import make_sampling_batch
@@ -293,6 +293,13 @@ def test_a_bad_grammar_is_refused_by_name(tokenizer: TextTokenizer, given: dict[
         compiler(tokenizer).compile(SamplingParams(**given))  # type: ignore[arg-type]
     assert refused.value.code is Code.INVALID_ARG
     assert len(refused.value.message) < 300
+
+
+@pytest.mark.parametrize("opened", ['"', "/"])
+def test_what_a_grammar_does_not_close_is_read_once(opened: str) -> None:
+    """Begun again at each quote, 64 KiB would keep the process busy for a minute."""
+    text = opened + f"\\{opened}" * 9
+    assert [found[0] for found in TOKEN_NAME.finditer(text)] == [text]
 
 
 @pytest.mark.slow
