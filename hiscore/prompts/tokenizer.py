@@ -67,14 +67,14 @@ class PromptTokenizer:
         return prompt.rename(self._protected_text, lambda match: self._names[match[0]])
 
     def check_own(self, prompt: TrackedText, given: Callable[[], str] = str) -> None:
-        """Check that a template wrote the protected tokens itself that callers' texts, `given`, have not.
+        """Check that a template wrote the protected tokens itself that callers' texts, `given` in JSON, have not.
 
         Raises:
             PromptError: One of its own was not kept track of, and would become text.
         """
         found = prompt.find_callers(self._protected_text)
         texts = given() if found else ""
-        if lost := [each for each in found if each not in texts]:
+        if lost := [each for each in found if json.dumps(each, ensure_ascii=False)[1:-1] not in texts]:
             raise PromptError(
                 f"the template writes {min(lost)!r} in a way that cannot be told from a caller's"
             )
