@@ -79,13 +79,20 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
             split.append(message)
             continue
         results: dict[int, list[Message]] = {}
-        ids = [call.get("id") for call in calls]
+        named: dict[str | None, deque[int]] = {}
+        for index, call in enumerate(calls):
+            named.setdefault(call.get("id"), deque()).append(index)
+        free = 0
         while rest and rest[0]["role"] == "tool":
             result = rest.popleft()
-            # Without an id, results are in the order of calls.
-            given = result.get("tool_call_id")
-            at = ids.index(given) if given is not None and given in ids else len(results)
-            results.setdefault(min(at, len(calls) - 1), []).append(result)
+            # Without an id, or with one of several calls, results are in the order of calls.
+            if same := named.get(result.get("tool_call_id")):
+                at = same.popleft() if len(same) > 1 else same[0]
+            else:
+                while free in results and free < len(calls) - 1:
+                    free += 1
+                at = free
+            results.setdefault(at, []).append(result)
         for index, call in enumerate(calls):
             first = message if not index else {"role": message["role"], "content": ""}
             split += [{**first, "tool_calls": [call]}, *results.get(index, [])]

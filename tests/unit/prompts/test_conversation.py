@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from hiscore.prompts.call_form import one_call_each
 from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
@@ -88,6 +89,49 @@ def test_a_token_of_the_template_that_would_become_text_is_an_error(tmp_path: Pa
         made.prompt([{"role": "user", "content": "a"}], None)
     # The control: where a caller wrote it, it is text.
     assert made.prompt([{"role": "user", "content": "<|im_start|>"}], None).ids
+
+
+def test_a_caller_may_write_a_token_that_json_escapes(tmp_path: Path) -> None:
+    """Gemma 4 quotes with a token, ``<|"|>``."""
+    tokenizer = tiny_tokenizers.qwen2()
+    tokenizer.add_special_tokens(['<|"|>'])
+    made = conversations(tiny_tokenizers.save(tokenizer, tmp_path), "{{ messages[0].content }}")
+    ids = made.prompt([{"role": "user", "content": '<|"|>'}], None).ids
+    assert tokenizer.token_to_id('<|"|>') not in ids
+    assert tokenizer.decode(ids) == '<|"|>'
+
+
+IDS = {"x": "x", "y": "y", "z": "z", "-": None}
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "order"),
+    [
+        ("xy", "xy", "0a 1b"),
+        ("xy", "yx", "0b 1a"),
+        ("xx", "xx", "0a 1b"),
+        ("--", "--", "0a 1b"),
+        ("xy", "y-", "0b 1a"),
+        ("xy", "zy", "0a 1b"),
+        ("xy", "xxy", "0ab 1c"),
+        ("xx", "xxx", "0a 1bc"),
+    ],
+)
+def test_results_stay_with_their_calls(calls: str, results: str, order: str) -> None:
+    made = one_call_each(
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": IDS[each], "at": at} for at, each in enumerate(calls)],
+            },
+            *(
+                {"role": "tool", "tool_call_id": IDS[each], "is": "abc"[at]}
+                for at, each in enumerate(results)
+            ),
+        ]
+    )
+    found = "".join(each["is"] if "is" in each else f" {each['tool_calls'][0]['at']}" for each in made)
+    assert found.split() == order.split()
 
 
 def test_the_end_of_an_answer_is_known_from_the_template(tmp_path: Path) -> None:
