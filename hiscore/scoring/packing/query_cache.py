@@ -45,11 +45,13 @@ class QueryCache:
         self._unwritten: dict[bytes, int] = {}  # pages that the held batch writes
 
     def begin_batch(self, reserve: int, hits: Iterable[tuple[QueryKey, int]] = ()) -> None:
-        """Begin a batch: its queries leave `reserve` pages to `allocate`, and the pages in `hits` stay cached."""
+        """Begin a batch: its queries leave `reserve` pages to `allocate`, and what `hits` counts stays cached."""
         self._queries, self._taken = [], set()
         self._reserve = min(reserve, self._most_reserved)
         for key, pages in hits:
             self._in_use.update(key.pages[:pages])
+            if self.states is not None:
+                self.states.use(key, pages * PAGE)
 
     def leading_pages(self, key: QueryKey, more: Container[bytes] = ()) -> int:
         """Count a query's leading pages that are cached, or among `more`; on any thread, without a change."""

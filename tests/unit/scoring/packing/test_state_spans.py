@@ -60,6 +60,19 @@ def test_pages_without_a_state_are_computed_again() -> None:
     assert cache.hit(prompt.query_key, len(QUERY)) == 0
 
 
+def test_what_a_batch_counts_on_finding_is_not_evicted_by_it() -> None:
+    """It would take several forwards then, with no pages in reserve for them."""
+    found = [
+        MultiItemPrompt.of([number] * length, items)
+        for number, length, items in ((1, 261, [[7] * 10, [8] * 35]), (2, 128, [[7]]), (3, 64, [[7]]))
+    ]
+    cache = QueryCache(17, 17, states=StateCache(FIRST_CACHED_SLOT + len(found)))
+    for prompt in found:
+        pack([prompt], 4_096, cache)
+    new = [MultiItemPrompt.of([number] * length, [[7]]) for number, length in ((4, CHUNK), (5, PAGE))]
+    assert pack([*new, *reversed(found)], 150, cache).cached_tokens == (0, 0, 64, 128, 256)
+
+
 def test_empty_items_have_no_span() -> None:
     forward = pack([MultiItemPrompt.of([1, 2, 3], [[], [4], []])], 64, cache_of(8, 4)).forwards[0]
     assert forward.states is not None
