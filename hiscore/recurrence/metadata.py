@@ -17,8 +17,9 @@ ZERO_SLOT, QUERY_SLOT, ITEM_SLOT = range(3)
 FIRST_CACHED_SLOT = 3
 MOST_QUERIES = 64
 """Queries of a forward, as batches are formed: for each a layer holds up to `STATES_OF_QUERY` states at once."""
-STATES_OF_QUERY = 3
-"""One behind the beginning that a query shares with others, one at its last chunk's end, one at its own."""
+STATES_OF_QUERY = 4
+"""One that it begins with, one behind the beginning that it shares with others, one at its last chunk's end, and
+one at its own."""
 
 
 class SpanBatch(NamedTuple):

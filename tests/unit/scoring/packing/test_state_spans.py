@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from hiscore.recurrence.metadata import CHUNK, FIRST_CACHED_SLOT, ITEM_SLOT, QUERY_SLOT, ZERO_SLOT
+from hiscore.recurrence.metadata import (
+    CHUNK,
+    FIRST_CACHED_SLOT,
+    ITEM_SLOT,
+    QUERY_SLOT,
+    STATES_OF_QUERY,
+    ZERO_SLOT,
+)
 from hiscore.scoring.packing.packing import pack
 from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.packing.state_cache import StateCache
@@ -71,6 +78,16 @@ def test_what_a_batch_counts_on_finding_is_not_evicted_by_it() -> None:
         pack([prompt], 4_096, cache)
     new = [MultiItemPrompt.of([number] * length, [[7]]) for number, length in ((4, CHUNK), (5, PAGE))]
     assert pack([*new, *reversed(found)], 150, cache).cached_tokens == (0, 0, 64, 128, 256)
+
+
+def test_a_query_has_as_many_states_at_once_as_memory_is_planned_for() -> None:
+    cache = cache_of(64, 40)
+    for length, end in ((CHUNK, 0), (2 * CHUNK, 100), (2 * CHUNK, 101)):
+        query = [1] * length + [end] * end
+        (forward,) = pack([MultiItemPrompt.of(query, [[7]])], 4_096, cache).forwards
+    assert forward.states is not None
+    assert forward.states.loaded.tolist()[-1] == ZERO_SLOT
+    assert forward.states.states - 1 == STATES_OF_QUERY
 
 
 def test_empty_items_have_no_span() -> None:
