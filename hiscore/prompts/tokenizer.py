@@ -44,6 +44,7 @@ class PromptTokenizer:
         self._plain = Tokenizer.from_str(json.dumps(state))
         sources = "".join(templates)
         self.protected = [each["content"] for each in added if is_protected(each, sources)]
+        self.special = {each["content"] for each in added if each["special"]}
         secret = secrets.token_hex(8)
         names = {content: f"\ue000{secret}.{index}\ue001" for index, content in enumerate(self.protected)}
         for each in added:

@@ -40,7 +40,6 @@ class ToolFormat:
         begin: The mark before calls; empty: an answer that begins with one of `openings` is calls.
         end: The mark behind them; empty: the end of the answer.
         read: The calls of the text between the marks; raises ValueError if they are none.
-        special: The mark is a special token, which has no text by default.
         id_length: Characters of a call's id, for templates that demand so many; 0: any.
         offered: The functions that may be called, where no mark tells a call from other JSON; empty: any.
     """
@@ -51,7 +50,6 @@ class ToolFormat:
     read: Callable[[str], list[ToolCall]]
     layout: CallLayout
     openings: str = ""
-    special: bool = False
     id_length: int = 0
     offered: frozenset[str] = frozenset()
 
@@ -178,7 +176,7 @@ IN_LLAMA3 = CallLayout('{"name": $quoted, "parameters": $arguments}', between=";
 LLAMA3 = ToolFormat("Llama 3", "", "", read_llama3, IN_LLAMA3, openings="{")
 IN_LIST = CallLayout('{"name": $quoted, "arguments": $arguments}', "[", ", ", "]")
 IN_MISTRAL = replace(IN_LIST, before="[TOOL_CALLS] [")
-MISTRAL = ToolFormat("Mistral", "[TOOL_CALLS]", "", read_mistral, IN_MISTRAL, special=True, id_length=9)
+MISTRAL = ToolFormat("Mistral", "[TOOL_CALLS]", "", read_mistral, IN_MISTRAL, id_length=9)
 MISTRAL_ARGS = replace(MISTRAL, layout=CallLayout("[TOOL_CALLS]$name[ARGS]$arguments"))
 """Mistral's later versions."""
 FORCED = ToolFormat("JSON", "", "", read_list, IN_LIST, openings="[")

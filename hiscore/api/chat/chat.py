@@ -94,10 +94,15 @@ class Chat:
             prompt = await _prompt(self._conversations, request, use)
         except RecursionError:
             raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
-        parameters |= _further(request, use, self._conversations)
+        parameters |= _further(request, self._conversations)
         if use.grammar is not None:
             parameters = _confined(parameters, use.grammar, request)
         tells_reasoning = self._conversations.reasons and request.separate_reasoning is not False
+        marks = {END} if tells_reasoning else set()
+        if use.format:
+            marks |= {use.format.begin, use.format.end}
+        if marks & self._conversations.tokenizer.special:
+            parameters["skip_special_tokens"] = False  # else the marks had no text
         if tells_reasoning and prompt.reasoning is not None and ONLY_ANSWER & parameters.keys():
             parameters["reasoning"] = json.dumps([END] if prompt.reasoning else [BEGIN, END])
         words = {**request.words, **use.words}
@@ -130,7 +135,7 @@ class Chat:
         )
 
 
-def _further(request: ChatRequest, use: ToolUse, conversations: Conversations) -> dict[str, Parameter]:
+def _further(request: ChatRequest, conversations: Conversations) -> dict[str, Parameter]:
     """Make the parameters beside those of completions, too."""
     parameters: dict[str, Parameter] = {}
     if request.max_completion_tokens is not None:
@@ -139,8 +144,6 @@ def _further(request: ChatRequest, use: ToolUse, conversations: Conversations) -
         raise bad_request("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     if request.logprobs:
         parameters["logprobs"] = request.top_logprobs or 0
-    if use.format and use.format.special:
-        parameters["skip_special_tokens"] = False
     if conversations.end_ids and not request.ignore_eos:
         parameters["stop_token_ids"] = str([*(request.stop_token_ids or []), *conversations.end_ids])
     return parameters

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from tokenizers import Tokenizer
 
 from hiscore.api.http.encoding import LARGE_CHARACTERS
 from hiscore.prompts.conversation import ChatPrompt, Conversations
@@ -119,6 +120,22 @@ def test_what_holds_for_an_answer_begins_behind_its_reasoning(
         assert ("reasoning" in sent) == bool(marks and given), given
         if "reasoning" in sent:
             assert json.loads(sent["reasoning"].string_param) == marks
+
+
+@pytest.mark.parametrize("mark", ["", "</think>", "<tool_call>", "</tool_call>"])
+def test_marks_that_are_special_tokens_have_text(
+    make_client: Callable[..., TestClient], models: FaultyServer, checkpoint: Path, tmp_path: Path, mark: str
+) -> None:
+    """Left out of the text, reasoning and calls would be the answer, or the answer would be reasoning."""
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(f"{{# tools arguments <tool_call> </think> #}}{CHATML}")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_special_tokens([mark] if mark else [])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    reply = make_client(checkpoint=tmp_path).post(ROUTE, json={"messages": MESSAGES, "tools": tools})
+    assert reply.status_code == 200, reply.text
+    assert ("skip_special_tokens" in models.requests[-1].parameters) == bool(mark)
 
 
 LONG = "a" * LARGE_CHARACTERS
