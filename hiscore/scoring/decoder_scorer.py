@@ -19,6 +19,7 @@ from hiscore.models.support import CheckpointFacts, read_eos_ids
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.rank import Leader, OneRank, Rank
 from hiscore.prefill.runner import make_runner
+from hiscore.recurrence.metadata import CHUNK
 from hiscore.scoring.computation import PLACE, Computation, computation
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
 from hiscore.scoring.packing.batch_plan import ScoringPlan
@@ -85,6 +86,10 @@ def load_decoder_scorer(
     if a.recurrence is not None and on.type != "cpu":
         raise UnsupportedCheckpoint(
             f"{a.family.name} has recurrent layers, which are computed on a CPU alone"
+        )
+    if a.recurrence is not None and max_batch_tokens < CHUNK:
+        raise UnsupportedCheckpoint(
+            f"MAX_BATCH_TOKENS is {max_batch_tokens}, and recurrent layers need at least {CHUNK}"
         )
     if a.is_classifier and config.pad_token_id in read_eos_ids(checkpoint):
         log.warning(

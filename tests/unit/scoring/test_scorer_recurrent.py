@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.recurrence.metadata import CHUNK, ITEM_SLOT, QUERY_SLOT, ZERO_SLOT, StatePlan
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.packing import packing
@@ -92,6 +93,11 @@ def test_a_shared_beginning_is_found_by_the_third_query(checkpoints) -> None:
         cached.append(answers[0].cached_tokens)
     # The first 150 tokens are equal: two chunks of them.
     assert cached == [0, 0, 2 * CHUNK]
+
+
+def test_forwards_smaller_than_a_chunk_are_refused_at_the_start(checkpoints) -> None:
+    with pytest.raises(UnsupportedCheckpoint, match="MAX_BATCH_TOKENS is 63"):
+        load_decoder_scorer(checkpoints(FAMILY)[0], "cpu", "float32", CHUNK - 1)
 
 
 Change = Callable[[StatePlan], StatePlan]
