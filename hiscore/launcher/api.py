@@ -118,7 +118,12 @@ class Api:
             log.error("%s: restart in %g s", fault, pause)
             self._restart_at = time.monotonic() + pause
         if self._popen is None and time.monotonic() >= self._restart_at:
-            self._launch()
+            try:
+                self._launch()
+            except LaunchError as error:
+                if self._settings.api_backend:
+                    raise
+                log.error("%s: tried again in %g s", error, RESTART_WINDOW_S)
 
     def _next_pause(self) -> float | None:
         return self._policy.next_pause(time.monotonic())
@@ -157,7 +162,11 @@ class Api:
 
     def _launch(self) -> None:
         command = [sys.executable, "-m", "hiscore.api"]
-        self._popen = start_child(command, self._environment(), self._log_path)
+        try:
+            self._popen = start_child(command, self._environment(), self._log_path)
+        except (LinkRefused, OSError) as error:  # a certificate that is being replaced, say
+            self._restart_at = time.monotonic() + RESTART_WINDOW_S
+            raise LaunchError(f"the HTTP API cannot be started: {error}") from None
 
     def _environment(self) -> dict[str, str]:
         settings = self._settings

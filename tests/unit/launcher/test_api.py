@@ -37,3 +37,16 @@ def test_an_api_that_dies_ends_nothing_but_itself(backend: str | None) -> None:
     else:
         api.watch()
     assert api._popen is None
+
+
+def test_an_api_without_its_certificate_ends_nothing_either(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).touch()
+    settings = ServeSettings(api_port=0, tls_cert=tmp_path / "cert", tls_key=tmp_path / "key")
+    api = Api(settings, Path(), "localhost:1", ["score"])
+    with pytest.raises(LaunchError, match="the HTTP API cannot be started"):
+        api.start()
+    api._restart_at = 0.0
+    api.watch()
+    assert api._popen is None
+    assert api._restart_at > 0, "it is not tried again at once"
