@@ -24,6 +24,8 @@ from hiscore.prompts.truncation import NOTHING, CutPairs, CutPrompts, Truncation
 Made = TypeVar("Made", CutPairs, CutPrompts)
 # The logarithm of the smallest float32: a probability of 0 is one below it.
 MIN_LOG = math.log(2.0**-149)
+# Of one request at once, so that others find room in the models' queue.
+MOST_CALLS = 64
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,18 @@ class PairRanker(Ranker):
         given = texts.queries, texts.documents, texts.instruction, texts.truncation
         make = partial(cut_pairs, self._prompts, *given, self._limits)
         pairs = await off_loop(partial(_made, make), sum(map(len, texts.documents)))
-        found = await asyncio.gather(*(self._by_logit(prompts, request_id) for _, prompts in pairs.prompts))
+        turns = asyncio.Semaphore(MOST_CALLS)
+
+        async def ranked(prompts: Prompts) -> Ranking:
+            async with turns:
+                return await self._by_logit(prompts, request_id)
+
+        calls = [asyncio.create_task(ranked(prompts)) for _, prompts in pairs.prompts]
+        try:
+            found = await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
         logits = np.empty(len(texts.documents))
         for (rows, _), ranking in zip(pairs.prompts, found, strict=True):
             logits[rows] = ranking.logits

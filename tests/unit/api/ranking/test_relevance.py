@@ -6,17 +6,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from hiscore.api.http.errors import ApiError
 from hiscore.api.models import Models
-from hiscore.api.ranking.relevance import MIN_LOG, Ranking, make_ranker
+from hiscore.api.ranking.relevance import MIN_LOG, MOST_CALLS, PairRanker, Ranking, make_ranker
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.recipe import Recipe, RecipePart
 from hiscore.prompts.rerank import RerankPrompts
+from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits
 from hiscore.prompts.truncation import Truncation
 from tests.client.faulty_server import FaultyServer, serving
@@ -102,6 +103,33 @@ def test_a_classifier_of_several_labels_scores_by_one_against_the_others(
     assert ranking.probabilities == pytest.approx(expected)
     assert ranking.logits[0] == pytest.approx(np.log(expected[0]) - np.log1p(-expected[0]))
     assert np.isfinite(ranking.logits).all()
+
+
+def test_a_request_of_many_queries_leaves_room_and_ends_as_a_whole(checkpoint: Path) -> None:
+    running, most, done = 0, 0, 0
+
+    class Failing(PairRanker):
+        async def _by_logit(self, prompts: Prompts, request_id: str, labels: Sequence[int] = ()) -> Ranking:
+            nonlocal running, most, done
+            running, done = running + 1, done + 1
+            most, ordinal = max(most, running), done
+            try:
+                await asyncio.sleep(0 if ordinal < 100 else 3_600)
+                if ordinal == 99:
+                    raise ApiError(503, "too busy")
+                return Ranking([0.5], [0.0], 1, 0, [False])
+            finally:
+                running -= 1
+
+    async def call() -> None:
+        ranker = Failing(cast(Models, None), LIMITS, PairPrompts(checkpoint), RECIPE)
+        with pytest.raises(ApiError, match="too busy"):
+            await ranker.rank([f"{number}" for number in range(300)], ["a"] * 300, "id")
+        await asyncio.sleep(0)
+        assert running == 0
+
+    asyncio.run(call())
+    assert most == MOST_CALLS
 
 
 def test_a_document_that_was_cut_is_named(prompts: RerankPrompts) -> None:
