@@ -525,7 +525,7 @@ EARLY_ENDS: dict[str, tuple[DecodeCall, int]] = {
 
 @pytest.mark.parametrize("delay", [0, 20])
 @pytest.mark.parametrize("kind", KINDS[:5])
-@pytest.mark.parametrize("how", EARLY_ENDS)
+@pytest.mark.parametrize("how", first_of(*EARLY_ENDS, others=pytest.mark.slow))
 def test_a_prompt_is_found_however_early_its_sequence_ends(
     how: str, kind: dict[str, Any], delay: int
 ) -> None:
