@@ -100,6 +100,8 @@ def plan_memory(
 def _states(a: Architecture, number_bytes: int, slots: int) -> tuple[MemoryLine, ...]:
     if not slots:
         return ()
-    of_forward = MOST_QUERIES * STATES_OF_QUERY * state_bytes(a, number_bytes) // a.recurrent_layers
-    size = slots * state_bytes(a, number_bytes) + of_forward
-    return (MemoryLine("recurrent states", size, ("QUERY_CACHE_BYTES",)),)
+    of_each = state_bytes(a, number_bytes)
+    return (
+        MemoryLine("recurrent states", slots * of_each, ("QUERY_CACHE_BYTES",)),
+        MemoryLine("states of a forward", MOST_QUERIES * STATES_OF_QUERY * of_each // a.recurrent_layers),
+    )
