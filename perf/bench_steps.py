@@ -19,7 +19,6 @@ MODULES = {
     "score_load": "scoring.score_load",
     "serving": "scoring.serving",
     "text_cost": "scoring.text_cost",
-    "trace": "scoring.trace",
     "two_gpus": "scoring.two_gpus",
 }
 
@@ -62,7 +61,6 @@ def cpu_steps(given: Given) -> list[Step]:
         Step("ceilings of the machine", "roofline", (*to, *model), 25),
         Step("the scorer under load", "serving", (*to, "--quick"), 75),
         Step("a published load", "score_load", to, 75),
-        Step("where the time goes", "trace", (*to, *model), 30),
         Step("what text costs", "text_cost", (*to, "--model", checkpoint), 100),
         Step("what each choice is worth", "ablations", to, 20),
         Step("decoding", "decode", to, 10),
@@ -81,7 +79,6 @@ def gpu_steps(given: Given, gpus: int) -> list[Step]:
         Step("streams through the server", "decode_serving", to, 170),
         Step("a published load", "score_load", (*to, *tokenizer), 290),
         Step("ceilings of the machine", "roofline", to, 60),
-        Step("where the time goes", "trace", (*to, *model), 45),
         *_quality(given, (), (), (60, 90)),
         # 100,000 calls, or as many as fit the time.
         Step("what the host pays", "cpu_cost", (*to, *model, "--calls", "100000", "--seconds", "240"), 290),
@@ -100,7 +97,7 @@ def gpu_steps(given: Given, gpus: int) -> list[Step]:
 # These run on a GPU only; all others have small sizes to rehearse with on a CPU.
 GPU_ONLY = ("forward", "attention", "gated_product", "two_gpus")
 NEEDS_WEIGHTS = ("quality", "quality_served")
-NEEDS_TOKENIZER = ("score_load", "serving", "trace", "text_cost", "cpu_cost")
+NEEDS_TOKENIZER = ("score_load", "serving", "text_cost", "cpu_cost")
 
 
 def missing(step: Step, given: Given) -> str | None:

@@ -14,9 +14,12 @@ import torch
 
 from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.sparse.selectors import QUEST_DENSE_LAYERS, SELECTORS
-from hiscore.decoding.worker import build, parts
+from hiscore.decoding.worker import parts
+from hiscore.decoding.worker.build import prefill_token_budget
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.quantization.schemes import in_fp8
+from hiscore.parallel.rank import Rank
+from hiscore.server.server_resources import ServerResources
 from hiscore.settings import CacheSettings
 from perf.decoding.blocking_copies import BlockingCopies
 from perf.models import random_checkpoint
@@ -88,15 +91,12 @@ def build_worker(
             stack.enter_context(mock.patch.object(TritonCacheOps, "_swap_in", _nothing))
         kinds = {name: replace(SELECTORS[name], dense_layers=arm.dense_layers) for name in ("quest", "auto")}
         stack.enter_context(mock.patch.dict(SELECTORS, kinds))
-        worker = build.build_worker(
-            checkpoint,
-            CacheSettings(**{**defaults(config), **arm.settings}),
-            memory,
-            where,
-            dtype(),
-            build.prefill_token_budget(checkpoint, where),
-            keeps_fp8=in_fp8(config),
-        )
+        settings = CacheSettings(**{**defaults(config), **arm.settings})
+        budget = prefill_token_budget(checkpoint, where)
+        what = parts.Build(settings, checkpoint, dtype(), budget, keeps_fp8=in_fp8(config))
+        rank = Rank(where)
+        loaded = parts.load_parts(what, memory, rank, ServerResources())
+        worker = parts.worker_of_parts(loaded, rank.group)
     if arm.blocking:
         worker._copies = BlockingCopies(worker._copies)
     if arm.left_out == "backup":

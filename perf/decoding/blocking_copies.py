@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.worker.device_queues import Event, Queue
+from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.host_copies import HostCopies
+from hiscore.decoding.worker.offload_schedule import Event
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class BlockingCopies(HostCopies):
 
     def offload_step(self, slots: tuple[Tensor, Tensor], seq_indices: Int32, positions: Int32) -> None:
         self.schedule.step_launched(seq_indices, positions)
-        forward = self._record(Queue.COMPUTE)
+        forward = self.queues.record(Queue.COMPUTE)
         # The caller's arrays may be those of the next step already when the copy is launched.
         self._held = Held(forward, slots, seq_indices.copy(), positions.copy())
 
@@ -48,7 +49,6 @@ class BlockingCopies(HostCopies):
         held, self._held = self._held, None
         if held is None:
             return
-        self.queues.recycle(held.forward)
         with self.queues.use(Queue.COMPUTE):
             self._copy_step(held.slots)
-        self.schedule.step_copied(self._record(Queue.COMPUTE), held.seq_indices, held.positions)
+        self.schedule.step_copied(self.queues.record(Queue.COMPUTE), held.seq_indices, held.positions)

@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,11 @@ from transformers import AutoTokenizer
 
 from hiscore.arrays import Int32
 from hiscore.checkpoint import resolve
-from hiscore.decoding.memory.sizing import MemoryBudget
-from perf.decoding.arms import Arm, shared_weights
+from hiscore.decoding.memory.model_shape import ModelShape
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache
+from hiscore.settings import CacheSettings
+from perf.decoding.arms import PLENTY, Arm, dtype, shared_weights
 from perf.decoding.engine_load import Bench, Load, Run
-from perf.decoding.oversubscribed import budget
 from perf.machine.facts import process_facts
 from perf.machine.interleave import in_turns
 from perf.models import random_checkpoint
@@ -65,6 +66,20 @@ def with_context(checkpoint: Path, context: int, directory: Path) -> Path:
     config["max_position_embeddings"] = context
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     return directory
+
+
+OF_SEQUENCES = ("dense_kv", "buffer", "index", "device_page_of", "host_page_of", "last_use")
+
+
+def budget(config: dict[str, Any], load: Load, fit: int) -> int:
+    """Bytes on the device of `fit` dense sequences of the load."""
+    windows = (None,) * config["num_hidden_layers"]
+    model = ModelShape(config["num_key_value_heads"], 2, config["head_dim"], windows, load.context)
+    settings, memory = CacheSettings(selector="dense"), MemoryBudget(PLENTY, PLENTY, 1)
+    shape, _ = plan_cache(settings, model, memory, dtype(), prefill_token_budget=1)
+    pages = -(-load.context // shape.page_size)
+    sizes = replace(shape, host_pages=pages, device_pages=0).bytes(dtype())
+    return fit * sum(sizes[name] for name in OF_SEQUENCES)
 
 
 GIB = 2**30

@@ -1,10 +1,8 @@
 """Drives a decode worker without an engine: all sequences start together and step together."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,14 +70,6 @@ class Driver:
         self.seq_indices = np.arange(len(prompts), dtype=np.int32)
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int32)
         """Tokens of each sequence in the cache."""
-
-    @classmethod
-    def of_random(cls, worker: CacheWorker, checkpoint: Path, lengths: Sequence[int]) -> "Driver":
-        """Sequences with random prompts of these lengths and room up to the end of the context."""
-        vocabulary = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
-        rng = np.random.default_rng(0)
-        prompts = [rng.integers(0, vocabulary, length).astype(np.int32) for length in lengths]
-        return cls(worker, prompts, worker.cache_config.context_length - max(lengths))
 
     def steps(self, count: int) -> float:
         """Launch `count` steps, each fed with the previous one's samples: milliseconds per step."""

@@ -80,8 +80,8 @@ def decision_call(
     made = DecisionPrompter(checkpoint, TokenLimits(context, Limits().max_call_tokens)).ids(
         [Message("user", text)], typed
     )
-    labels = [label for own in made.label_ids for label in own]
-    ids = Ids(made.prompts.query, made.prompts.items, labels, [len(own) for own in made.label_ids])
+    labels = [token for own in made.labels for ids in own.ids for token in ids]
+    ids = Ids(made.prompts.query, made.prompts.items, labels, [len(own.ids) for own in made.labels])
     body = {
         "model": "any",
         "input": text,

@@ -17,18 +17,8 @@ from typing import Any
 LOWEST_ID, HIGHEST_ID = 20, 399
 LABEL_IDS = [7, 9]
 WORDS = [
-    "apple",
-    "hammer",
-    "river",
-    "cloud",
-    "violin",
-    "bread",
-    "garden",
-    "engine",
-    "pepper",
-    "window",
-    "banana",
-]
+    "apple", "hammer", "river", "cloud", "violin", "bread", "garden", "engine", "pepper", "window", "banana",
+]  # fmt: skip
 
 
 def text_request(rng: random.Random, query_tokens: int, items: int, item_tokens: int) -> dict[str, Any]:

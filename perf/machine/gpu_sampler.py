@@ -8,7 +8,6 @@ import os
 import statistics
 import time
 from contextlib import ExitStack
-from types import TracebackType
 
 from perf.machine.repeatedly import repeatedly
 
@@ -52,9 +51,7 @@ class GpuSampler:
             self._sampling.enter_context(repeatedly(self._sample, 1 / HERTZ))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._sampling.close()
 
     def busy(self, begin: float, end: float) -> float | None:

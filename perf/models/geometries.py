@@ -29,6 +29,26 @@ _QWEN2: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
+_QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248_320,
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "full_attention_interval": 4,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25},
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
 # Attention as in the real model, which has 61 layers (3 without experts), 256 experts and a larger vocabulary.
 _DEEPSEEK: dict[str, Any] = {
     "architectures": ["DeepseekV32ForCausalLM"],
@@ -64,6 +84,17 @@ _DEEPSEEK: dict[str, Any] = {
     "attention_bias": False,
     "torch_dtype": "bfloat16",
 }
+
+
+def _qwen3_5(hidden: int, inner: int, layers: int, heads: int, value_heads: int) -> dict[str, Any]:
+    return _QWEN3_5 | {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "linear_num_value_heads": value_heads,
+    }
+
 
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _QWEN3
@@ -136,6 +167,10 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "tie_word_embeddings": False,
     },
+    "qwen3.5-0.8b": _qwen3_5(1_024, 3_584, 24, 8, 16)
+    | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen3.5-9b": _qwen3_5(4_096, 12_288, 32, 16, 32),
+    "qwen3.5-27b": _qwen3_5(5_120, 17_408, 64, 24, 48),
     "deepseek-v3.2-cut": _DEEPSEEK,
     "tiny": _QWEN3
     | {
@@ -148,6 +183,9 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "tie_word_embeddings": True,
     },
+    "tiny-hybrid": _qwen3_5(64, 128, 4, 4, 4)
+    | {"vocab_size": 512, "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    | {"num_key_value_heads": 2, "linear_num_key_heads": 2},
     "tiny-dsa": _DEEPSEEK
     | {
         "vocab_size": 512,

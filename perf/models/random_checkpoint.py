@@ -113,7 +113,9 @@ def draw(name: str, shape: tuple[int, ...], seed: int, device: str) -> torch.Ten
     # The CPU's generator uses 32 bits of a seed.
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     values = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
-    return values.mul_(0.1).add_(1) if name.endswith("norm.weight") else values.mul_(0.02)
+    if name.endswith("norm.weight"):
+        return values.mul_(0.1).add_(1)
+    return values.mul_(0.3 if name.endswith("conv1d.weight") else 0.02)
 
 
 def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -136,19 +138,43 @@ def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def _grouped_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     hidden, dim = config["hidden_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    interval = config.get("full_attention_interval", 1)
+    outside = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        **_experts(config, "num_experts"),
+    }
+    if (layer + 1) % interval:
+        return _gated_delta_net(config) | outside
     if config["model_type"] == "qwen2":
         of_attention = {"q_proj.bias": (q,), "k_proj.bias": (kv,), "v_proj.bias": (kv,)}
     else:
         of_attention = {"q_norm.weight": (dim,), "k_norm.weight": (dim,)}
     return {
-        "self_attn.q_proj.weight": (q, hidden),
+        # Where other layers are gated delta nets, queries bring gates.
+        "self_attn.q_proj.weight": (q if interval == 1 else 2 * q, hidden),
         "self_attn.k_proj.weight": (kv, hidden),
         "self_attn.v_proj.weight": (kv, hidden),
         "self_attn.o_proj.weight": (hidden, q),
         **{f"self_attn.{name}": shape for name, shape in of_attention.items()},
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        **_experts(config, "num_experts"),
+        **outside,
+    }
+
+
+def _gated_delta_net(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    c, hidden, heads = config, config["hidden_size"], config["linear_num_value_heads"]
+    values = heads * c["linear_value_head_dim"]
+    channels = 2 * c["linear_num_key_heads"] * c["linear_key_head_dim"] + values
+    return {
+        "linear_attn.in_proj_qkv.weight": (channels, hidden),
+        "linear_attn.in_proj_z.weight": (values, hidden),
+        "linear_attn.in_proj_b.weight": (heads, hidden),
+        "linear_attn.in_proj_a.weight": (heads, hidden),
+        "linear_attn.conv1d.weight": (channels, 1, c["linear_conv_kernel_dim"]),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.norm.weight": (c["linear_value_head_dim"],),
+        "linear_attn.out_proj.weight": (hidden, values),
     }
 
 

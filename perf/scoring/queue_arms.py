@@ -12,10 +12,10 @@ from unittest import mock
 from hiscore.arrays import Float64
 from hiscore.batching import batcher as batcher_module
 from hiscore.batching import waiting
-from hiscore.batching.batched_model import BatchLimits, LaunchedBatch, LaunchedSlice
+from hiscore.batching.batched_model import BatchLimits, Job, LaunchedBatch, LaunchedSlice
 from hiscore.batching.batcher import Batcher
 from hiscore.batching.launch_pace import LaunchPace
-from hiscore.batching.request_order import OpenBatch, Request, RequestOrder
+from hiscore.batching.request_order import OpenBatch, RequestOrder
 from hiscore.device.copies import PinnedArray, Uploads
 from hiscore.scoring import decoder_scorer
 from hiscore.scoring.batched_scorer import BatchedScorer
@@ -58,10 +58,10 @@ def _timed(function: Callable[..., Any], part: str, seconds: defaultdict[str, fl
     return measured
 
 
-class FirstCome(RequestOrder[Request]):
+class FirstCome(RequestOrder[Job]):
     """Whole calls as they come, up to a full batch."""
 
-    def fill(self, batch: OpenBatch[Request]) -> None:
+    def fill(self, batch: OpenBatch[Job]) -> None:
         used = 0
         for request in list(self):
             price = batch.price(request)

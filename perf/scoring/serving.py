@@ -22,8 +22,7 @@ from rich.console import Console
 
 from hiscore.launcher import Server
 from hiscore.launcher.device_choice import choose_device
-from hiscore.settings import Device
-from hiscore.settings.choices import Dtype
+from hiscore.settings import Device, Dtype
 from hiscore_client import HiscoreError, ScoreClient
 from perf.loadgen import load_plan
 from perf.loadgen.attempts import Attempts, Result
