@@ -1,37 +1,26 @@
 """The asyncio client."""
 
 import asyncio
-import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import grpc
 from tritonclient.grpc.aio import InferenceServerClient
 
-from hiscore_client import tls
-from hiscore_client.chunking import ChunkLimits
-from hiscore_client.config import Headers, LoadBalancing, make_config
+from hiscore_client.calls import Calls
 from hiscore_client.deadline import Deadline
-from hiscore_client.decode_parameters import DecodeParameters, to_wire
 from hiscore_client.errors import Cancelled, with_request_id
 from hiscore_client.generated import Chunk
-from hiscore_client.generation import Generation, GenerationOptions, make_generation
+from hiscore_client.generation import Generation
 from hiscore_client.grpc_stream import AsyncGrpcStream, make_channel
 from hiscore_client.inference import AsyncInferences
 from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
-from hiscore_client.retry import RetryPolicy
 from hiscore_client.sans_io import Rpc, Sleep, run_async
-from hiscore_client.score_call import ScoreCall, ids_call, text_call
-from hiscore_client.score_options import ScoreOptions
-from hiscore_client.tensors import TokenIds
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from hiscore_client.score_call import ScoreCall
 
 
-class AsyncScoreClient:
+class AsyncScoreClient(Calls[Coroutine[Any, Any, ScoreResult], AsyncGenerator[Chunk, None]]):
     """`ScoreClient` with the same methods to await, for the tasks of one event loop.
 
     Cancelling a task cancels its requests.
@@ -44,107 +33,6 @@ class AsyncScoreClient:
         >>> asyncio.run(scores(["apple", "hammer"])).scores.shape  # items, labels
         (2, 2)
     """
-
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        limits: ChunkLimits | None = None,
-        retry: RetryPolicy | None = None,
-        max_in_flight: int = 4,
-        credentials: grpc.ChannelCredentials | None = None,
-        headers: Headers | None = None,
-        load_balancing: LoadBalancing = "pick_first",
-    ) -> None:
-        self._config = make_config(url, limits, retry, max_in_flight, headers, load_balancing)
-        self._credentials = credentials or tls.from_environment()
-        self._triton: InferenceServerClient | None = None
-        self._channel: grpc.aio.Channel | None = None
-        self._inferences: AsyncInferences | None = None
-        self._closed = False
-
-    async def score(
-        self,
-        query: str,
-        items: Sequence[str],
-        *,
-        labels: Sequence[str] | None = None,
-        label_token_ids: TokenIds | None = None,
-        apply_softmax: bool = False,
-        temperature: float = 1.0,
-        item_first: bool = False,
-        label_counts: Sequence[int] | None = None,
-        raw_logits: bool = False,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        priority: int = 0,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> ScoreResult:
-        """Score as `ScoreClient.score` does."""
-        request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, item_first, priority, label_counts, raw_logits)
-        with with_request_id(request_id):
-            call = text_call(
-                self._config, query, items, labels, label_token_ids, options, timeout, request_id
-            )
-            return await self._send(call, on_progress)
-
-    async def score_ids(
-        self,
-        query_ids: TokenIds,
-        item_ids: Sequence[TokenIds],
-        label_token_ids: TokenIds = (),
-        *,
-        apply_softmax: bool = False,
-        temperature: float = 1.0,
-        label_counts: Sequence[int] | None = None,
-        raw_logits: bool = False,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        priority: int = 0,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> ScoreResult:
-        """Score as `ScoreClient.score_ids` does."""
-        request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, False, priority, label_counts, raw_logits)
-        with with_request_id(request_id):
-            call = ids_call(self._config, query_ids, item_ids, label_token_ids, options, timeout, request_id)
-            return await self._send(call, on_progress)
-
-    def generate(
-        self,
-        prompt: str | TokenIds,
-        *,
-        max_tokens: int | None = 16,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        ignore_eos: bool = False,
-        stop: Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        sparse: bool = True,
-        parameters: Mapping[str, bool | int | float | str] | None = None,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        **more: "Unpack[DecodeParameters]",
-    ) -> AsyncGenerator[Chunk, None]:
-        """Continue a prompt as `ScoreClient.generate` does; cancelling the task cancels its generation."""
-        request_id = request_id or uuid.uuid4().hex
-        with with_request_id(request_id):
-            options = GenerationOptions(
-                max_tokens,
-                temperature,
-                top_k,
-                top_p,
-                seed,
-                ignore_eos,
-                stop,
-                stop_token_ids,
-                sparse,
-                {**to_wire(more), **(parameters or {})},
-            )
-            return self._stream(make_generation(self._config, prompt, options, timeout, request_id))
 
     async def wait_ready(self, timeout: float = 60.0, models: Sequence[str] = ("score",)) -> None:
         """Wait as `ScoreClient.wait_ready` does."""
@@ -161,46 +49,55 @@ class AsyncScoreClient:
     async def __aenter__(self) -> "AsyncScoreClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
-    async def _send(self, call: ScoreCall, on_progress: Callable[[int], None] | None) -> ScoreResult:
-        if len(call.chunks) == 1:
-            result = await run_async(call.request(0), self._perform)
-            if on_progress:
-                on_progress(len(result.scores))
-            return call.merge([result])
-        slots = asyncio.Semaphore(self._config.max_in_flight)
-        tasks: list[asyncio.Task[ScoreResult]] = []
-        done = 0
+    def _connect(self, credentials: grpc.ChannelCredentials | None) -> None:
+        self._credentials = credentials
+        self._triton: InferenceServerClient | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._inferences: AsyncInferences | None = None
+        self._closed = False
 
-        async def send_chunk(index: int) -> ScoreResult:
-            nonlocal done
-            async with slots:
-                try:
-                    result = await run_async(call.request(index), self._perform)
-                except BaseException:
-                    # Before leaving the semaphore, which would let the next chunk start.
-                    cancel_others()
-                    raise
-            done += len(result.scores)
-            if on_progress:
-                on_progress(done)
-            return result
+    async def _send(
+        self, make: Callable[[], ScoreCall], request_id: str, on_progress: Callable[[int], None] | None
+    ) -> ScoreResult:
+        with with_request_id(request_id):
+            call = make()
+            if len(call.chunks) == 1:
+                result = await run_async(call.request(0), self._perform)
+                if on_progress:
+                    on_progress(len(result.scores))
+                return call.merge([result])
+            slots = asyncio.Semaphore(self._config.max_in_flight)
+            tasks: list[asyncio.Task[ScoreResult]] = []
+            done = 0
 
-        def cancel_others() -> None:
-            for task in tasks:
-                if task is not asyncio.current_task():
-                    task.cancel()
+            async def send_chunk(index: int) -> ScoreResult:
+                nonlocal done
+                async with slots:
+                    try:
+                        result = await run_async(call.request(index), self._perform)
+                    except BaseException:
+                        # Before leaving the semaphore, which would let the next chunk start.
+                        cancel_others()
+                        raise
+                done += len(result.scores)
+                if on_progress:
+                    on_progress(done)
+                return result
 
-        tasks.extend(asyncio.create_task(send_chunk(index)) for index in range(len(call.chunks)))
-        try:
-            return call.merge(await asyncio.gather(*tasks))
-        finally:
-            cancel_others()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            def cancel_others() -> None:
+                for task in tasks:
+                    if task is not asyncio.current_task():
+                        task.cancel()
+
+            tasks.extend(asyncio.create_task(send_chunk(index)) for index in range(len(call.chunks)))
+            try:
+                return call.merge(await asyncio.gather(*tasks))
+            finally:
+                cancel_others()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stream(self, generation: Generation) -> AsyncGenerator[Chunk, None]:
         if self._closed:

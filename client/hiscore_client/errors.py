@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tritonclient.utils import InferenceServerException
 
@@ -15,7 +16,12 @@ class HiscoreError(Exception):
 
 
 class InvalidRequest(HiscoreError):
-    """The call can never succeed; the message names the field and, if there is one, the bound."""
+    """The call can never succeed; the message names the field and, if there is one, the bound.
+
+    `record_id` is that of the line of a file that cannot be a call.
+    """
+
+    record_id: Any = None
 
 
 class Overloaded(HiscoreError):

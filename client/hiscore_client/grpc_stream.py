@@ -42,12 +42,25 @@ def make_channel(
     return module.secure_channel(url, credentials, options=options)
 
 
-class GrpcStream:
-    """A blocking stream. It may be opened again after it failed; any thread may `cancel` it."""
+class _Stream:
+    """A stream that may be opened again after it failed."""
 
     def __init__(self, channel: Any) -> None:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._call: Any = None
+
+    def _start(self, request: Any, timeout: float | None, metadata: Metadata) -> None:
+        self.cancel()
+        self._call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout, metadata=metadata)
+
+    def cancel(self) -> None:
+        """Cancel the stream at the server, from any thread; does nothing if it has ended."""
+        if self._call is not None:
+            self._call.cancel()
+
+
+class GrpcStream(_Stream):
+    """A blocking stream."""
 
     def open(self, request: Any, timeout: float | None, metadata: Metadata) -> Any:
         """Send a request and return its first response, as `read` does.
@@ -55,8 +68,7 @@ class GrpcStream:
         Args:
             timeout: Seconds for the whole stream; None: no limit.
         """
-        self.cancel()
-        self._call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout, metadata=metadata)
+        self._start(request, timeout, metadata)
         return self.read()
 
     def read(self) -> Any:
@@ -81,23 +93,13 @@ class GrpcStream:
             for _ in self._call:
                 pass
 
-    def cancel(self) -> None:
-        """Cancel the stream at the server; does nothing if it has ended."""
-        if self._call is not None:
-            self._call.cancel()
 
-
-class AsyncGrpcStream:
+class AsyncGrpcStream(_Stream):
     """`GrpcStream` for asyncio."""
-
-    def __init__(self, channel: Any) -> None:
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._call: Any = None
 
     async def open(self, request: Any, timeout: float | None, metadata: Metadata) -> Any:
         """Open the stream, as `GrpcStream.open` does."""
-        self.cancel()
-        self._call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout, metadata=metadata)
+        self._start(request, timeout, metadata)
         return await self.read()
 
     async def read(self) -> Any:
@@ -116,11 +118,6 @@ class AsyncGrpcStream:
         with suppress(grpc.RpcError):
             while await self._call.read() is not grpc.aio.EOF:
                 pass
-
-    def cancel(self) -> None:
-        """Cancel the stream, as `GrpcStream.cancel` does."""
-        if self._call is not None:
-            self._call.cancel()
 
 
 def parse_error(text: str) -> InferenceServerException:

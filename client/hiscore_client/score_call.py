@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hiscore_client.chunking import split_into_chunks
 from hiscore_client.config import ClientConfig
 from hiscore_client.deadline import Deadline
+from hiscore_client.errors import InvalidRequest
 from hiscore_client.inference import Tensor, id_tensor, make_request, text_tensor
 from hiscore_client.results import ScoreResult, merge_chunks, parse_result
 from hiscore_client.retry import call_with_retries
@@ -57,7 +58,8 @@ class ScoreCall:
 
     def merge(self, results: Sequence[ScoreResult]) -> ScoreResult:
         """Merge the results of all chunks, given in order."""
-        return merge_chunks(results, self.request_id, pad=self.options.label_counts is not None)
+        own = self.options.label_counts is not None or self.options.item_adapters is not None
+        return merge_chunks(results, self.request_id, pad=own)
 
 
 def text_call(
@@ -86,7 +88,7 @@ def text_call(
     ids, label_bytes = None, None
     if label_token_ids is not None:
         ids = as_id_array("'label_token_ids'", label_token_ids)
-        columns = len(ids)
+        columns = options.count(len(ids))
     if labels is not None:
         label_bytes = encode_texts("labels", labels)
         shared_bytes += sum(map(len, label_bytes))
@@ -97,7 +99,7 @@ def text_call(
         own = options.labels_of(chunk)
         return [
             query_input,
-            *([] if ids is None else [id_tensor("label_token_ids", ids[own])]),
+            *([] if ids is None else [id_tensor("label_token_ids", ids[options.ids_of(chunk)])]),
             *([] if label_bytes is None else [text_tensor("labels", label_bytes[own])]),
             text_tensor("items", item_bytes[chunk]),
         ]
@@ -138,25 +140,28 @@ def ids_call(
     layout = lay_out(query_ids, item_ids)
     sizes = layout.sizes
     labels = as_id_array("'label_token_ids'", label_token_ids)
-    options.check_counts(len(sizes), len(labels))
+    columns = options.count(len(labels))
+    options.check_counts(len(sizes), columns)
 
     def inputs(chunk: slice) -> list[Tensor]:
         part = layout.part(chunk)
         return [
             id_tensor("input_ids", part.ids),
             id_tensor("delimiter_indices", part.delimiters),
-            id_tensor("label_token_ids", labels[options.labels_of(chunk)]),
+            id_tensor("label_token_ids", labels[options.ids_of(chunk)]),
         ]
 
     # n items have n + 1 delimiters: one is counted with each item, one with the query.
     shared = int(layout.delimiters[0]) + 1
     chunks = split_into_chunks(sizes, shared, config.limits.max_items, config.limits.max_tokens)
+    if options.places not in (None, "all") and len(chunks) > 1:
+        raise InvalidRequest("'places' needs a call that one request can hold")
     return ScoreCall(
         config=config,
         model="scorer",
         chunks=chunks,
         inputs=inputs,
-        labels=len(labels) if len(labels) or options.label_counts is not None else None,
+        labels=columns if columns or options.label_counts is not None else None,
         options=options,
         deadline=deadline,
         request_id=request_id,

@@ -17,31 +17,20 @@ import grpc
 from hiscore_client.errors import InvalidRequest
 
 
-def make_credentials(
-    ca: str | None, cert: str | None, key: str | None, tls: bool = False
-) -> grpc.ChannelCredentials | None:
-    """Credentials for `ScoreClient`; None without TLS.
-
-    Args:
-        ca: File of the CAs that the server's certificate may be of; None: the machine's own.
-        tls: Use TLS even if no file is named.
+def from_environment(environment: Mapping[str, str] = os.environ) -> grpc.ChannelCredentials | None:
+    """Make credentials for `ScoreClient` from the variables above; None without TLS.
 
     Raises:
         InvalidRequest: A file cannot be read or is not PEM, or one of certificate and key is missing.
     """
-    if not (tls or ca or cert or key):
+    ca, cert, key = (environment.get(f"HISCORE_TLS_{name}") for name in ("CA", "CERT", "KEY"))
+    if not (ca or cert or key or environment.get("HISCORE_TLS", "") not in ("", "0")):
         return None
     if bool(cert) != bool(key):
         raise InvalidRequest("a TLS certificate and its key belong together: give both, or none")
     return grpc.ssl_channel_credentials(
         _read(ca, "CERTIFICATE"), _read(key, "PRIVATE KEY"), _read(cert, "CERTIFICATE")
     )
-
-
-def from_environment(environment: Mapping[str, str] = os.environ) -> grpc.ChannelCredentials | None:
-    """Make credentials from the variables above."""
-    ca, cert, key = (environment.get(f"HISCORE_TLS_{name}") for name in ("CA", "CERT", "KEY"))
-    return make_credentials(ca, cert, key, environment.get("HISCORE_TLS", "") not in ("", "0"))
 
 
 def _read(path: str | None, kind: str) -> bytes | None:

@@ -1,10 +1,12 @@
 """The command line: ``hiscore score`` and ``wait-ready``, and the commands of the other modules."""
 
 import os
+import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,11 +26,45 @@ from hiscore_client.errors import InvalidRequest
 from hiscore_client.records import ScoreRecord
 from hiscore_client.results import ScoreResult
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+COMMANDS = {
+    "serve": (
+        "hiscore.launcher",
+        "Run the server in the foreground; settings as NAME=VALUE or environment variables",
+    ),
+    "demo": ("hiscore_client.cli.demo", "Score real items by a small model behind a real tritonserver"),
+    "doctor": ("hiscore.launcher.doctor", "Print what a bug report needs"),
+    "explain": (
+        "hiscore.api explain",
+        "Show how a checkpoint scores a query and a document, and which file or setting says so",
+    ),
+    "repository": (
+        "hiscore.launcher.repository",
+        "Write the model repository to a directory, for a Triton of your own",
+    ),
+}
+MISSING = "hiscore: this command needs the server: pip install '.[triton]' ./client in a checkout of hiscore"
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 app.command()(generate)
 app.command()(offline)
 app.command()(calibrate)
+
+
+def add_command(name: str, program: str, text: str) -> None:
+    """Add a command of the server, in place of this process: signals and the exit code are its own."""
+
+    def run(context: typer.Context) -> NoReturn:
+        if find_spec("hiscore") is None or find_spec("hiscore.launcher") is None:
+            sys.exit(MISSING)
+        os.execv(sys.executable, [sys.executable, "-m", *program.split(), *context.args])
+
+    app.command(name, help=text, add_help_option=False, context_settings=PASSED_ON)(run)
+
+
+for each, given in COMMANDS.items():
+    add_command(each, *given)
 
 
 def show_version(wanted: bool) -> None:
@@ -84,10 +120,13 @@ def score(
             "--file", "-f", help="One item per line with --query, else JSON Lines; - or none: stdin"
         ),
     ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option("--label", "-l", help="A label, one token; repeatable")
-    ] = None,
+    label: Annotated[list[str] | None, typer.Option("--label", "-l", help="A label; repeatable")] = None,
     label_id: Annotated[list[int] | None, typer.Option(help="A label by its token id; repeatable")] = None,
+    log_scores: Annotated[bool, typer.Option("--log", help="Logarithms of the scores")] = False,
+    normalize: Annotated[
+        str, typer.Option(help="Divide the logarithm of a label by its number of tokens or bytes")
+    ] = "none",
+    adapter: Annotated[str, typer.Option(help="Name of an adapter of the server (ADAPTERS)")] = "",
     softmax: Annotated[bool, typer.Option("--softmax", help="Probabilities over the labels alone")] = False,
     temperature: Annotated[float, typer.Option(help="Divides the logits; only with --softmax")] = 1.0,
     item_first: Annotated[bool, typer.Option("--item-first", help="Put the item before the query")] = False,
@@ -135,6 +174,9 @@ def score(
                     apply_softmax=softmax,
                     temperature=temperature,
                     item_first=item_first,
+                    log_scores=log_scores,
+                    normalize=normalize,
+                    adapter=adapter,
                     timeout=timeout,
                     on_progress=advance,
                 )

@@ -20,6 +20,9 @@ from hiscore_client.concurrent_calls import answer_in_order
 from hiscore_client.decisions_http import decide
 from hiscore_client.errors import HiscoreError, InvalidRequest
 
+ENOUGH = 100
+"""Questions of a type with which the share of right answers has a standard error of at most 5%."""
+
 
 def calibrate(
     file: Annotated[
@@ -50,6 +53,13 @@ def calibrate(
         if not report:
             raise InvalidRequest("there are no questions in the input")
         console.print(_table(report))
+        for kind, row in report.items():
+            if row["questions"] < ENOUGH:
+                typer.echo(
+                    f"hiscore: {row['questions']:.0f} questions of type {kind} are few to fit T on: "
+                    f"others may give another. Label {ENOUGH} or more",
+                    err=True,
+                )
         if out is not None:
             temperatures = {kind: row["temperature"] for kind, row in report.items()}
             out.write_text(json.dumps({"temperatures": temperatures, "report": report}, indent=2) + "\n")

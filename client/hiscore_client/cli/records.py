@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -44,9 +45,10 @@ class Completion:
 def to_json(answer: Answer[HasIdT, ResultT]) -> str:
     """Format an answer as one line of JSON: the result or an error, and the record's id if it has one."""
     line: dict[str, Any] = {}
-    if answer.record is not None and answer.record.id is not None:
-        line["id"] = answer.record.id
     outcome = answer.outcome
+    record_id = getattr(outcome, "record_id", None) if answer.record is None else answer.record.id
+    if record_id is not None:
+        line["id"] = record_id
     if isinstance(outcome, HiscoreError):
         line["error"] = {"type": type(outcome).__name__, "message": str(outcome)}
     elif isinstance(outcome, ScoreResult):
@@ -118,4 +120,6 @@ def read_records(
             try:
                 yield parse(line, number)
             except InvalidRequest as error:
+                with suppress(ValueError, AttributeError):  # no JSON, no object
+                    error.record_id = json.loads(line).get("id")
                 yield error

@@ -68,7 +68,13 @@ def scan_file(path: Path, name: str, task: Task) -> FileScan:
         rows = offset = 0
         with path.open("rb") as file:
             for line in file:
-                if _row(line, offset):
+                if row := _row(line, offset):
+                    if (
+                        rows == 0
+                        and task.id_column
+                        and task.id_column not in (_fields(row) or (task.id_column,))
+                    ):
+                        raise ValueError(f"its first row has no '{task.id_column}' (--id-column)")
                     if rows % task.rows_per_shard == 0:
                         boundaries.append(offset)
                     rows += 1
@@ -125,6 +131,11 @@ def _read_lines(path: Path, shard: Shard, task: Task) -> Iterator[dict[str, Any]
 def _row(line: bytes, offset: int) -> bytes:
     """Take a line without white space around it, and the file's first without a byte order mark."""
     return (line if offset else line.removeprefix(BOM_UTF8)).strip()
+
+
+def _fields(line: bytes) -> dict[str, Any]:
+    """Read a row's columns; none if it has none."""
+    return {} if isinstance(row := _parse(line), InvalidRequest) else row
 
 
 def _parse(line: bytes) -> dict[str, Any] | InvalidRequest:

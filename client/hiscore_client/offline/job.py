@@ -34,6 +34,9 @@ class Task:
     item_first: bool = False
     rows_per_shard: int = 1_000
     output_format: Format = "parquet"
+    adapter: str = ""
+    log_scores: bool = False
+    normalize: str = "none"
 
     def __post_init__(self) -> None:
         at_least(1, rows_per_shard=self.rows_per_shard)

@@ -43,9 +43,11 @@ def check_resume(written: str, current: Manifest) -> None:
         old = json.loads(written)
         if old["version"] != VERSION:
             raise InvalidRequest(f"the output's manifest has version {old['version']}, not {VERSION}")
+        # An option that an older version did not have was at its default.
+        before = asdict(Task()) | old["task"]
         for name, value in new["task"].items():
-            if old["task"][name] != value:
-                had = json.dumps(old["task"][name])
+            if before[name] != value:
+                had = json.dumps(before[name])
                 raise InvalidRequest(
                     f"the output was started with '{name}' {had}, not {json.dumps(value)}: choose another one"
                 )

@@ -36,6 +36,8 @@ def read_row(number: int, values: Mapping[str, Any], task: Task) -> InputRow:
     if not isinstance(items, str | list):
         wanted = "a string or a list of strings"
         return InputRow(number, row_id, InvalidRequest(f"the row needs '{task.items_column}', {wanted}"))
+    if task.id_column and task.id_column not in values:
+        return InputRow(number, None, InvalidRequest(f"the row needs '{task.id_column}', its id"))
     return InputRow(number, row_id, ScoreRecord(query, [items] if isinstance(items, str) else items))
 
 

@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from hiscore_client.client import ScoreClient
 from hiscore_client.errors import Cancelled, HiscoreError, Overloaded, ServerFault, ServerUnreachable
@@ -63,6 +62,9 @@ class ServerPool:
                     apply_softmax=task.apply_softmax,
                     temperature=task.temperature,
                     item_first=task.item_first,
+                    adapter=task.adapter,
+                    log_scores=task.log_scores,
+                    normalize=task.normalize,
                     timeout=self._options.timeout,
                 )
             except TRANSIENT as error:
@@ -88,7 +90,5 @@ class ServerPool:
     def __enter__(self) -> "ServerPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

@@ -1,4 +1,4 @@
-"""``make demo``: start a server with a small real model, score items through the SDK and chat over HTTP.
+"""``hiscore demo``: start a server with a small real model, score items through the SDK and chat over HTTP.
 
 The server is always stopped at the end. Exit code: 0 on success, 130 after Ctrl-C, otherwise 1.
 """
@@ -75,7 +75,9 @@ def main() -> int:
         console.print("\nStopped; nothing is left running.")
         return 130
     shutil.rmtree(log_path.parent)
-    console.print("Done; nothing is left running. `make serve` starts a server that keeps running.")
+    console.print(
+        "Done; nothing is left running. `make serve` or `hiscore serve` starts a server that keeps running."
+    )
     return 0
 
 
