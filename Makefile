@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Exact versions, as pip's constraints; LOCK= takes the newest that pyproject.toml allows.
+LOCK := requirements.lock
 AUDIT := $(VENV)/audit
 CLIENTS := $(VENV)/clients
 # What gets PyTorch's build without CUDA.
@@ -16,25 +18,25 @@ SERVER_WORKERS = $(or $(shell awk -v cores=$$(nproc) '/^MemAvailable/ { n = int(
 PARALLEL_SERVERS = -n $(SERVER_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve doctor check test test-all durations test-gpu image-test soak bench bench-gpu lint format docs audit clean
+.PHONY: help install demo serve doctor check test test-all durations test-gpu image-test soak bench bench-gpu lint format docs audit dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 install: $(INSTALLED) ## Install the server, the client and the tools into .venv
 
-$(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
+$(INSTALLED): pyproject.toml client/pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 13) or sys.exit(f"hiscore needs CPython 3.10 to 3.12; {sys.executable} is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): some 150 packages, which pip names one after the other."
 	@test -n "$(PIP_EXTRA_INDEX_URL)" || ls /dev/nvidia[0-9]* >/dev/null 2>&1 || \
 		echo "This machine has no NVIDIA GPU. Without CUDA the download is gigabytes smaller: make install $(CPU_TORCH)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --constraint requirements.lock \
-		--editable '.[triton,server,dev,perf]' --editable './client[cli,offline]'
+	@$(BIN)/python -m pip install --disable-pip-version-check $(addprefix --constraint ,$(LOCK)) \
+		--editable './client[cli,offline]' --editable '.[triton,dev,perf]'
 	@touch $@
 
 demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserver
-	@$(BIN)/python client/examples/demo.py
+	@$(BIN)/python -m hiscore_client.cli.demo
 
 # Settings come from the environment or as make variables: MODEL=... make serve, or make serve MODEL=...
 # Make tells which variables were given to it, so that a misspelt one is not silently ignored.
@@ -112,6 +114,9 @@ $(CLIENTS)/.installed: requirements-clients.lock | $(INSTALLED)
 	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
 		--requirement requirements-clients.lock
 	@touch $@
+
+dist: audit ## Build both wheels, release notes, SBOM and their SHA-256 into dist/ (IMAGE=name@sha256:... names the image)
+	@$(BIN)/python tools/dist.py
 
 clean: ## Remove what the targets built
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Types of NumPy arrays, and what joins them."""
+"""Types of NumPy arrays, and what joins and compares them."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -15,6 +15,19 @@ Outputs = dict[str, npt.NDArray[Any]]
 """The tensors of a response, by name."""
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
+Row = TypeVar("Row", list[int], tuple[int, ...], str)
+
+
+def divided(wholes: Int32 | Int64, parts: int) -> Int32:
+    """Number the parts of numbered wholes, such as blocks of pages or pages of tokens, in order: int32."""
+    return (wholes[:, None] * parts + np.arange(parts, dtype=np.int32)).ravel().astype(np.int32)
+
+
+def common_prefix(rows: Sequence[Row]) -> int:
+    """Count the leading ids, or characters, that all rows share: those of the lowest and the highest of them."""
+    low, high = min(rows), max(rows)
+    shortest = min(len(low), len(high))
+    return next((index for index in range(shortest) if low[index] != high[index]), shortest)
 
 
 def joined(arrays: Sequence[Array]) -> Array:

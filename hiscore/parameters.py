@@ -49,6 +49,38 @@ def number(name: str, value: object) -> float:
     return read
 
 
+def integer(name: str, value: object, least: int, most: int) -> int:
+    """Check that a parameter is a whole number between two bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"parameter '{name}' must be an integer, not {reprlib.repr(value)}")
+    if not least <= value <= most:
+        bound = f"at least {least}" if value < least else f"at most {most}"
+        raise RequestError(f"parameter '{name}' must be {bound}, not {reprlib.repr(value)}")
+    return value
+
+
+def entries(
+    name: str,
+    value: object,
+    kind: type[list[Any]] | type[dict[str, Any]],
+    of: str,
+    most: int | None = None,
+    each: type | None = None,
+) -> Any:
+    """Read a list or an object, sent as JSON, of at most so many entries; `each` is the type of a list's."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, kind) or (each is not None and set(map(type, found)) - {each}):
+        raise RequestError(
+            f"parameter '{name}' must be a string that holds a {of}, not {reprlib.repr(value)}"
+        )
+    if most is not None and len(found) > most:
+        raise RequestError(f"parameter '{name}' has {len(found)} entries: at most {most}")
+    return found
+
+
 def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Take the only row of a tensor with Triton's leading batch dimension, as a view: [1, n] to [n].
 

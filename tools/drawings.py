@@ -256,7 +256,7 @@ def sequence_states() -> Sketch:
     s.text(892, 282, "done (11)", "s l")
     s.arrow((804, 212), (700, 212), (700, 340), (462, 340))
     s.text(692, 286, "read, copies done, not ended:", "s r")
-    s.text(692, 302, "preempted (9), spilled or recalled (10)", "s r")
+    s.text(692, 302, "preempted (9), spilled (10)", "s r")
     s.arrow((350, 310), (350, 232))
     s.text(342, 266, "it fits", "s r")
     s.text(342, 282, "again", "s r")

@@ -6,8 +6,7 @@ usage: python tools/models_page.py
 import textwrap
 from collections.abc import Iterable
 
-from hiscore.models.encoder_families import ENCODER_FAMILIES
-from hiscore.models.encoder_family import EncoderFamily
+from hiscore.models.encoder_families import ENCODER_FAMILIES, EncoderFamily
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
 from hiscore.models.family import CAUSAL_LM, CLASSIFIER, TEXT_TOWER, DecoderFamily, DsaFamily
 from hiscore.models.quantization.schemes import SERVED
@@ -38,13 +37,16 @@ def page() -> str:
     sections = (
         _section(
             "Decoders",
-            "Every token attends to those before it, in some layers of some families to a window of them.",
+            """Every token attends to those before it, in some layers of some families to a window of them. In
+            `llama_bidirec`, and in classifiers whose config says so (`is_causal`), it attends to those behind it,
+            too ([what that means for a call](scoring.md#encoders)).""",
             DECODER_FAMILIES.values(),
         ),
         _towers(),
         _section(
-            "Decoders with a lightning indexer",
-            "Every token attends to those that an indexer selects. They are not scored, only decoded.",
+            "Decoders with latent attention",
+            """Every token attends to those that a lightning indexer selects; `deepseek_v3` has none: to all. They
+            are scored on a CPU alone, and so is `deepseek_v3` decoded.""",
             DSA_FAMILIES.values(),
         ),
         _section(

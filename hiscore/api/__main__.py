@@ -1,10 +1,15 @@
-"""The API's process: ``python -m hiscore.api``, started by the launcher with its settings in the environment."""
+"""The API's process: ``python -m hiscore.api``, started by the launcher with its settings in the environment.
 
+``hiscore explain MODEL`` is a program of it, too: reading a checkpoint takes the server's package.
+"""
+
+import argparse
 import logging
 import os
 import ssl
 import sys
 import tempfile
+from pathlib import Path
 
 import uvicorn
 from pydantic import ValidationError
@@ -12,7 +17,10 @@ from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
 from hiscore.api.app import create_app
-from hiscore.logs import LogFormat, configure
+from hiscore.checkpoint import CheckpointError, published_name, resolve
+from hiscore.logs import LogFormat, configure_model
+from hiscore.models.support import servable
+from hiscore.prompts.rerank import make_prompts
 from hiscore.settings import ApiProcessSettings
 
 MAX_CONNECTIONS = 1_024
@@ -21,6 +29,8 @@ MAX_CONNECTIONS = 1_024
 
 def main() -> int:
     """Serve until a SIGTERM; requests that run then are finished first. With ``--check`` nothing is served."""
+    if sys.argv[1:2] == ["explain"]:
+        return _explain(sys.argv[2:])
     try:
         settings = ApiProcessSettings()  # type: ignore[call-arg]
     except ValidationError as error:
@@ -52,8 +62,36 @@ def _check(settings: ApiProcessSettings) -> int:
     return 0
 
 
+def explain(model: str, template: str = "", labels: str = "") -> str:
+    """Show the recipe of MODEL under PROMPT_TEMPLATE and PROMPT_LABELS, a line for each part with what says it.
+
+    Raises:
+        CheckpointError: There is no such checkpoint.
+        ValueError: The scorer does not serve it, or it ranks nothing; the message says why.
+    """
+    directory = resolve(model)
+    if reason := servable(directory).left_out.get("scorer"):
+        raise ValueError(reason)
+    names = published_name(directory), Path(model).name
+    _, recipe = make_prompts(directory, template, labels.split(",") if labels else (), names)
+    return "\n".join([recipe.table(), *(f"warning: {each}" for each in recipe.warnings)])
+
+
+def _explain(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="hiscore explain", description="Show how a checkpoint ranks documents, and what says so."
+    )
+    parser.add_argument("model", help="a directory, or a repository of a hub, as in MODEL")
+    model = parser.parse_args(arguments).model
+    try:
+        print(explain(model, *(os.environ.get(name, "") for name in ("PROMPT_TEMPLATE", "PROMPT_LABELS"))))
+    except (CheckpointError, OSError, ValueError) as error:
+        print(f"hiscore: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def uvicorn_config(settings: ApiProcessSettings) -> uvicorn.Config:
-    """Make the settings by which uvicorn runs the application."""
     return uvicorn.Config(
         "hiscore.api.__main__:app",
         factory=True,
@@ -87,7 +125,7 @@ def app() -> ASGIApp:
 
 
 def _log_as_models(log_format: LogFormat) -> None:
-    configure(log_format, "hiscore %(levelname)s %(name)s: %(message)s", model="api")
+    configure_model(log_format, "api")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 

@@ -1,13 +1,13 @@
 """The ASGI application: its routes, and what they share."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,11 +17,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hiscore.api.chat import chat, completions
-from hiscore.api.chat.answer import ChatCompletion
+from hiscore.api.chat import chat, completions, tokenize
 from hiscore.api.chat.generation import Generator
 from hiscore.api.chat.logprobs import LogprobsReader
+from hiscore.api.chat.prompt_logprobs import PromptScorer
 from hiscore.api.chat.sampling import Sampling
+from hiscore.api.chat.tokenize import PromptCoder
 from hiscore.api.decisions import decisions, systemone
 from hiscore.api.decisions.calibration import read_calibration
 from hiscore.api.decisions.decide import Decider
@@ -30,14 +31,19 @@ from hiscore.api.http.endpoint import Endpoint, Variant, own_or_new_id
 from hiscore.api.http.errors import ApiError, cohere_error, nim_error, openai_error, tei_error
 from hiscore.api.http.metrics import Metrics
 from hiscore.api.models import Models
-from hiscore.api.openapi import describe
-from hiscore.api.ranking import nim, pairs, rerank, score, tei
-from hiscore.api.ranking.relevance import Ranker, make_ranker
+from hiscore.api.pages import Pages
+from hiscore.api.ranking import pairs, pooling, rerank, score
+from hiscore.api.ranking.relevance import Ranker
 from hiscore.api.wire import ModelNames
 from hiscore.checkpoint import published_name
+from hiscore.models.adapter_files import read_adapters
 from hiscore.models.encoder_families import ENCODER_FAMILIES
-from hiscore.models.support import DEFAULT_MAX_CONTEXT, is_classifier, most_context
+from hiscore.models.family import is_classifier
+from hiscore.models.stored_config import stored_config
+from hiscore.models.support import DEFAULT_MAX_CONTEXT, label_names, most_context
+from hiscore.prompts import code_readout
 from hiscore.prompts.chat import read_chat_template, read_json
+from hiscore.prompts.code_readout import CodePrompter
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.decisions import DecisionPrompter
 from hiscore.prompts.rerank import RerankPrompts, make_prompts
@@ -45,9 +51,6 @@ from hiscore.prompts.token_limits import TokenLimits
 from hiscore.settings import ApiProcessSettings
 
 log = logging.getLogger(__name__)
-
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Application(Starlette):
@@ -60,45 +63,6 @@ class Application(Starlette):
         await (endpoint or super().__call__)(scope, receive, send)
 
 
-class Pages:
-    """The routes beside the endpoints: models, readiness, metrics and the OpenAPI description."""
-
-    def __init__(
-        self, models: Models, names: ModelNames, metrics: Metrics, keys: Keys, description: bytes
-    ) -> None:
-        self._models, self._names, self._metrics, self._keys = models, names, metrics, keys
-        self._description = description
-
-    def routes(self) -> list[Route]:
-        return [
-            Route("/v1/models", self._list),
-            Route("/v1/models/{name:path}", self._one),
-            Route("/health", self._health),
-            Route("/metrics", self._page),
-            Route("/openapi.json", self._describe),
-        ]
-
-    async def _list(self, request: Request) -> Response:
-        self._keys.check(request.headers)
-        return JSONResponse({"object": "list", "data": [_model(name) for name in self._names.names]})
-
-    async def _one(self, request: Request) -> Response:
-        self._keys.check(request.headers)
-        if not (name := request.path_params["name"]):
-            raise HTTPException(404)
-        return JSONResponse(_model(self._names.check(name)))
-
-    async def _health(self, request: Request) -> Response:
-        ready = await self._models.is_ready()
-        return JSONResponse({"status": "ok" if ready else "the models are not ready"}, 200 if ready else 503)
-
-    async def _page(self, request: Request) -> Response:
-        return Response(self._metrics.page(), media_type=METRICS_TYPE)
-
-    async def _describe(self, request: Request) -> Response:
-        return Response(self._description, media_type="application/json")
-
-
 def create_app(settings: ApiProcessSettings | None = None, strict: bool = False) -> ASGIApp:
     """Make the application. Its settings come from the environment if none are given.
 
@@ -106,18 +70,19 @@ def create_app(settings: ApiProcessSettings | None = None, strict: bool = False)
     and cannot be used are errors.
 
     Raises:
-        ValueError: The file of keys or of temperatures cannot be used.
+        ValueError: The file of keys or of temperatures, or an adapter, cannot be used.
     """
     settings = settings or ApiProcessSettings()  # type: ignore[call-arg]
     served = settings.served_models.split(",")
     models = Models(settings.backend, served, settings.request_timeout_s)
-    names = ModelNames(settings.api_model_names, published_name(settings.checkpoint))
+    adapters = read_adapters(settings.adapter_directories)
+    own_labels = len(label_names(settings.checkpoint))
+    names = ModelNames(settings.api_model_names, published_name(settings.checkpoint), adapters, own_labels)
     metrics, keys = Metrics(), Keys(settings.api_keys_file)
     variants_of: dict[str, list[Variant]] = {}
     if "scorer" in served:
         variants_of |= routes(settings, models, names, strict)
-    if "decode" in served:
-        variants_of |= generating_routes(settings, models, names, metrics)
+    variants_of |= generating_routes(settings, models, names, metrics, served)
     endpoints = [
         Endpoint(route, variants, settings, keys, metrics) for route, variants in variants_of.items()
     ]
@@ -127,12 +92,10 @@ def create_app(settings: ApiProcessSettings | None = None, strict: bool = False)
         yield
         await models.close()
 
+    pages = Pages(models, names, metrics, keys, endpoints, settings.api_page)
     app = Application(
-        routes=[
-            *(Route(each.route, each, methods=["POST"]) for each in endpoints),
-            *Pages(models, names, metrics, keys, describe(endpoints)).routes(),
-        ],
-        exception_handlers={HTTPException: _http_error, ApiError: _api_error},
+        routes=[*(Route(each.route, each, methods=["POST"]) for each in endpoints), *pages.routes()],
+        exception_handlers={HTTPException: _error, ApiError: _error},
         lifespan=lifespan,
     )
     app.endpoints = {each.route: each for each in endpoints}
@@ -147,79 +110,78 @@ def create_app(settings: ApiProcessSettings | None = None, strict: bool = False)
 def routes(
     settings: ApiProcessSettings, models: Models, names: ModelNames, strict: bool
 ) -> dict[str, list[Variant]]:
-    """Make the wire formats of each route that scores."""
     # Whatever the checkpoint's own context is, it is not longer.
     limits_of_ids = TokenLimits(settings.max_context or DEFAULT_MAX_CONTEXT, settings.max_call_tokens)
     ranker = _ranker(settings, models, strict)
-    ranked: dict[str, Any] = {"ranker": ranker, "names": names}
-    scored = Variant(
-        score.ScoreBody,
-        score.ScoreResponse,
-        partial(
-            score.score, models=models, names=names, limits=limits_of_ids, max_labels=settings.max_labels
-        ),
-        fields=("query", "label_token_ids", "labels"),
+    ranks = partial(_variant, warning="; ".join(ranker.warnings))
+    scored = _variant(
+        score.score, models, names, limits_of_ids, fields=("query", "label_token_ids", "labels")
     )
-    paired = Variant(pairs.PairRequest, pairs.PairResponse, partial(pairs.score_pairs, **ranked))
-    reranked = Variant(rerank.RerankRequest, rerank.RerankResponse, partial(rerank.rerank, **ranked))
-    tei_ranked = Variant(
-        tei.TeiRerankRequest, list[tei.TeiRank], partial(tei.rerank, **ranked), tei_error, fields=("texts",)
-    )
-    nim_ranked = Variant(nim.RankingRequest, nim.RankingResponse, partial(nim.ranking, **ranked), nim_error)
-    decided: dict[str, Any] = {"decider": _decider(settings, models), "names": names}
-    warning = "; ".join(ranker.warnings)
-    paired, reranked, tei_ranked, nim_ranked = (
-        replace(variant, warning=warning) for variant in (paired, reranked, tei_ranked, nim_ranked)
-    )
+    paired, reranked = ranks(pairs.score_pairs, ranker, names), ranks(rerank.rerank, ranker, names)
+    tei_ranked = ranks(rerank.rank_texts, ranker, names, error_shape=tei_error, fields=("texts",))
+    asks = partial(_variant, unique_keys=True)
+    decider = _decider(settings, models)
+    of_classifiers = {}
+    has_heads = any(each.labels for each in names.adapters.values())
+    if has_heads or is_classifier(stored_config(settings.checkpoint).get("architectures")):
+        pooler = pooling.Pooler(models, names, settings.checkpoint, _limits(settings))
+        of_classifiers["/pooling"] = [_variant(pooler.handle)]
+        of_classifiers["/predict"] = [_variant(pooler.predict, error_shape=tei_error)]
+        of_classifiers["/classify"] = of_classifiers["/v1/classify"] = [_variant(pooler.classify)]
     return {
-        "/v1/decisions": [
-            Variant(
-                decisions.DecisionsRequest,
-                decisions.DecisionsResponse,
-                partial(decisions.decisions, **decided),
-                unique_keys=True,
-            )
-        ],
-        "/v1/systemone": [
-            Variant(
-                systemone.SystemOneRequest,
-                systemone.SystemOneResponse,
-                partial(systemone.systemone, **decided),
-                unique_keys=True,
-            )
-        ],
+        "/v1/decisions": [asks(decisions.decisions, decider, names)],
+        "/v1/systemone": [asks(systemone.systemone, decider, names)],
         "/v1/score": [scored, paired],
         "/score": [paired],
         "/v1/rerank": [reranked],
         "/v2/rerank": [replace(reranked, error_shape=cohere_error)],
         "/rerank": [tei_ranked, reranked],
-        "/v1/ranking": [nim_ranked],
+        "/v1/ranking": [ranks(rerank.rank_passages, ranker, names, error_shape=nim_error)],
+        **of_classifiers,
     }
 
 
 def generating_routes(
-    settings: ApiProcessSettings, models: Models, names: ModelNames, metrics: Metrics
+    settings: ApiProcessSettings, models: Models, names: ModelNames, metrics: Metrics, served: Sequence[str]
 ) -> dict[str, list[Variant]]:
-    """Make the wire formats of each route that generates text."""
     checkpoint = settings.checkpoint
     has_tokenizer = (checkpoint / "tokenizer.json").is_file()
     generator = Generator(
         models, names, Sampling(checkpoint), LogprobsReader(checkpoint) if has_tokenizer else None, metrics
     )
+    found: dict[str, list[Variant]] = {}
+    scorer = coder = conversations = None
+    if has_tokenizer:
+        coder = PromptCoder(checkpoint, _limits(settings))
+        if "scorer" in served and generator.logprobs is not None and _is_causal(checkpoint):
+            scorer = PromptScorer(models, generator.logprobs, checkpoint, coder)
     chatted = chat.Chat(generator, None)
     try:
         if has_tokenizer and (template := read_chat_template(checkpoint)):
-            chatted = chat.Chat(generator, Conversations(checkpoint, template, _limits(settings)))
+            conversations = Conversations(checkpoint, template, _limits(settings))
+            chatted = chat.Chat(generator, conversations)
     except ValueError as error:
         log.error("chat is refused: %s", error)
         chatted = chat.Chat(generator, None, f"this model's chat template cannot be used: {error}")
-    completed = completions.Completions(generator)
-    return {
-        completions.ROUTE: [
-            Variant(completions.CompletionRequest, completions.Completion, completed.handle, streams=True)
-        ],
-        chat.ROUTE: [Variant(chat.ChatRequest, ChatCompletion, chatted.handle, streams=True)],
-    }
+    if coder is not None:
+        tokens = tokenize.Tokenizer(coder, names, conversations)
+        found["/tokenize"] = [_variant(tokens.tokenize)]
+        found["/detokenize"] = [_variant(tokens.detokenize)]
+    if scorer is not None or "decode" in served:
+        completed = completions.Completions(generator, scorer, "decode" in served)
+        found[completions.ROUTE] = [_variant(completed.handle)]
+    if "decode" in served:
+        found[chat.ROUTE] = [_variant(chatted.handle)]
+    return found
+
+
+def _variant(handle: Callable[..., Awaitable[Any]], *first: Any, **details: Any) -> Variant:
+    """Make a variant of what handles it: the annotations name the request and the answer."""
+    hints = get_type_hints(handle)
+    answer, streams = hints["return"], False
+    if isinstance(answer, UnionType):
+        answer, streams = get_args(answer)[0], True
+    return Variant(hints["request"], answer, partial(handle, *first), streams=streams, **details)
 
 
 def _limits(settings: ApiProcessSettings) -> TokenLimits:
@@ -227,17 +189,18 @@ def _limits(settings: ApiProcessSettings) -> TokenLimits:
     return TokenLimits(most_context(config, settings.max_context), settings.max_call_tokens)
 
 
+def _is_causal(checkpoint: Path) -> bool:
+    config = read_json(checkpoint / "config.json")
+    return config.get("model_type") not in ENCODER_FAMILIES and not is_classifier(config.get("architectures"))
+
+
 def _decider(settings: ApiProcessSettings, models: Models) -> Decider:
     checkpoint = settings.checkpoint
-    config = read_json(checkpoint / "config.json")
     prompter = None
-    if (
-        (checkpoint / "tokenizer.json").is_file()
-        and config.get("model_type") not in ENCODER_FAMILIES
-        and not is_classifier(config.get("architectures"))
-    ):
+    if (checkpoint / "tokenizer.json").is_file() and _is_causal(checkpoint):
         try:
-            prompter = DecisionPrompter(checkpoint, _limits(settings))
+            kind = CodePrompter if (checkpoint / code_readout.FILE).is_file() else DecisionPrompter
+            prompter = kind(checkpoint, _limits(settings))
         except ValueError as error:
             log.error("questions are refused: %s", error)
     return Decider(models, prompter, read_calibration(settings.calibration), settings.max_body_bytes)
@@ -248,7 +211,7 @@ def _ranker(settings: ApiProcessSettings, models: Models, strict: bool) -> Ranke
     if not (checkpoint / "tokenizer.json").is_file():
         log.warning("the checkpoint has no tokenizer.json: the API scores token ids alone")
         no_tokenizer = "this model has no tokenizer: it takes token ids alone, at /v1/score"
-        return Ranker(models, limits, no_tokenizer)
+        return Ranker(models, limits, refusal=no_tokenizer)
     template, labels = settings.prompt_template, settings.prompt_labels
     names = published_name(checkpoint), Path(settings.model).name
     try:
@@ -258,35 +221,24 @@ def _ranker(settings: ApiProcessSettings, models: Models, strict: bool) -> Ranke
             raise
         log.error("rerank requests are refused: %s", error)
         # The name of a file is nothing for callers.
-        return Ranker(
-            models, limits, f"this model ranks nothing: {'its log says why' if template else error}"
-        )
+        why = "its log says why" if template else error
+        return Ranker(models, limits, refusal=f"this model ranks nothing: {why}")
     log.info("rerank requests: %s", recipe)
     for warning in recipe.warnings:
         log.warning("rerank requests: %s", warning)
     if template and isinstance(prompts, RerankPrompts):
         # As everywhere in Jinja, a template's last newline is none of the prompt's.
         log.info("prompts end in %r", prompts.text("", "")[-40:])
-    return make_ranker(models, limits, prompts, recipe)
+    return Ranker(models, limits, prompts, recipe)
 
 
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "hiscore"}
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
+async def _error(request: Request, error: Exception) -> Response:
+    headers: Mapping[str, str] = {}
+    if isinstance(error, HTTPException):
+        # A wrong method's answer names the right ones.
+        headers = error.headers or {}
+        error = ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
     assert isinstance(error, ApiError)
-    return _error(request, error)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    told = ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
-    # A wrong method's answer names the right ones.
-    return _error(request, told, error.headers or {})
-
-
-def _error(request: Request, error: ApiError, headers: Mapping[str, str] = NO_HEADERS) -> Response:
     request_id = own_or_new_id(request.headers)
     body = openai_error(error, request_id)
     return JSONResponse(body, error.status, {**headers, "x-request-id": request_id})

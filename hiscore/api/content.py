@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hiscore.api.http.errors import ApiError, bad_request
+from hiscore.api.http.errors import bad_request
 from hiscore.api.wire import Ignored
 
 MAX_JSON_LEVELS = 32
@@ -16,27 +16,19 @@ Json: TypeAlias = str | dict[str, Any] | list[Any]
 
 
 class InputText(msgspec.Struct, tag="input_text", forbid_unknown_fields=True):
-    """Text."""
-
     text: str
     prompt_cache_breakpoint: Ignored = None
 
 
 class InputJson(msgspec.Struct, tag="input_json", forbid_unknown_fields=True):
-    """JSON, which becomes text."""
-
     data: dict[str, Any] | list[dict[str, Any]]
 
 
 class OutputText(msgspec.Struct, tag="output_text"):
-    """Text of the assistant."""
-
     text: str
 
 
 class Refusal(msgspec.Struct, tag="refusal"):
-    """A refusal of the assistant."""
-
     refusal: str
 
 
@@ -56,11 +48,7 @@ Part: TypeAlias = InputText | InputJson | OutputText | Refusal | InputImage | In
 
 
 def text_of(content: Json, param: str) -> str:
-    """Text as it is, JSON as JSON.
-
-    Raises:
-        ApiError: The JSON is nested too deeply, or has too many values.
-    """
+    """Text as it is, JSON as JSON; raises `ApiError`: the JSON is nested too deeply, or has too many values."""
     if isinstance(content, str):
         return content
     _check_size(content, param)
@@ -68,11 +56,7 @@ def text_of(content: Json, param: str) -> str:
 
 
 def text_of_parts(content: str | Sequence[Part], param: str) -> str:
-    """Text, or parts of text and JSON, with an empty line between them.
-
-    Raises:
-        ApiError: A part is no text, or its JSON is too large.
-    """
+    """Text, or parts of text and JSON, with an empty line between them; raises `ApiError` for other parts."""
     if isinstance(content, str):
         return content
     return "\n\n".join(_text_of_part(part, f"{param}[{index}]") for index, part in enumerate(content))
@@ -86,12 +70,8 @@ def _text_of_part(part: Part, param: str) -> str:
             return text
         case InputJson(data=data):
             return text_of(data, param)
-    raise only_text(param, str(part.__struct_config__.tag))
-
-
-def only_text(param: str, what: str) -> ApiError:
-    """Make the error for what is no text."""
-    return bad_request(f"'{param}' is '{what}': this server's models read text and JSON alone", param)
+    what = part.__struct_config__.tag
+    raise bad_request(f"'{param}' is '{what}': this server's models read text and JSON alone", param)
 
 
 def _check_size(content: Json, param: str) -> None:

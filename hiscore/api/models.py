@@ -1,17 +1,21 @@
 """The models behind the API, called over gRPC by the SDK's client."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from hiscore.api.http import trace
-from hiscore.api.http.errors import ApiError, from_models
+from hiscore.api.http.errors import SAME, ApiError, bad_request, from_models
 from hiscore_client import AsyncScoreClient, Chunk, HiscoreError, RetryPolicy, ScoreResult
 
+T = TypeVar("T")
 READY_TIMEOUT_S = 2.0
+# Of one request at once, so that others find room in the models' queue.
+MOST_CALLS = 64
 # The inputs of `decode`, in the words of the routes.
 PROMPT = {"send 'input_ids'": "send token ids", "'text_input'": "'prompt'", "'input_ids'": "'prompt'"}
 
@@ -34,13 +38,21 @@ class Models:
             raise from_models(error) from None
 
     async def score_ids(
-        self, query: Sequence[int], items: Sequence[Sequence[int]], labels: Sequence[int], **options: Any
+        self,
+        query: Sequence[int],
+        items: Sequence[Sequence[int]],
+        labels: Sequence[int],
+        words: Mapping[str, str] = SAME,
+        **options: Any,
     ) -> ScoreResult:
-        """Call `scorer`, with the options of `AsyncScoreClient.score_ids`."""
+        """Call `scorer`, with the options of `AsyncScoreClient.score_ids`; `words` are those of `from_models`."""
         try:
-            return await self._client.score_ids(query, items, labels, timeout=self._timeout_s, **options)
+            result = await self._client.score_ids(query, items, labels, timeout=self._timeout_s, **options)
         except HiscoreError as error:
-            raise from_models(error) from None
+            raise from_models(error, words) from None
+        if items and not result.scores.shape[1] and "places" not in options:
+            raise bad_request("this model scores tokens, not texts: ask /pooling")
+        return result
 
     async def generate(
         self,
@@ -74,8 +86,23 @@ class Models:
         return True
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._client.close()
+
+
+async def few_at_once(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Make the calls of one request, of which few run at once; once one fails, none goes on."""
+    turns = asyncio.Semaphore(MOST_CALLS)
+
+    async def in_turn(call: Callable[[], Awaitable[T]]) -> T:
+        async with turns:
+            return await call()
+
+    tasks = [asyncio.create_task(in_turn(call)) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def rows(scores: npt.NDArray[np.float32]) -> list[list[float]]:

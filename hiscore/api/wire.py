@@ -1,12 +1,17 @@
 """Parts of wire formats that several families share."""
 
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from hiscore.api.http.errors import ApiError, bad_request
+from hiscore.models.adapter_files import AdapterFacts
 
+EMPTY: Mapping[str, AdapterFacts] = MappingProxyType({})
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -34,35 +39,60 @@ class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: Ignored = None
 
 
-class Usage(msgspec.Struct, kw_only=True):
-    """Tokens, as OpenAI counts them."""
+class Answer(msgspec.Struct, kw_only=True):
+    id: str
+    object: str
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+    model: str
 
+
+class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
     prompt_tokens_details: dict[str, int]
 
 
-def usage(prompt_tokens: int, cached_tokens: int) -> Usage:
-    """The usage of a call that generated nothing."""
+class Listed(Answer, kw_only=True):
+    """Base of answers with a part for each text."""
+
+    object: str = "list"
+    usage: Usage
+
+
+def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int = 0) -> Usage:
     return Usage(
         prompt_tokens=prompt_tokens,
-        total_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details={"cached_tokens": cached_tokens},
     )
 
 
 class ModelNames:
-    """The names that requests may give as `model`: `configured` ones, separated by commas; if empty, any."""
+    """The names that requests may give as `model`: `configured` ones, separated by commas, and those of adapters.
 
-    def __init__(self, configured: str, checkpoint: str) -> None:
+    Without either a request may give any. With adapters an unknown name is refused, since it may be one misspelt.
+
+    Args:
+        labels: Of the checkpoint's own head; 0: it has none.
+
+    Raises:
+        ValueError: An adapter has the name of the checkpoint.
+    """
+
+    def __init__(
+        self, configured: str, checkpoint: str, adapters: Mapping[str, AdapterFacts] = EMPTY, labels: int = 0
+    ) -> None:
         names = [name.strip() for name in configured.split(",") if name.strip()]
-        self.names = names or [checkpoint]
-        self._any = not names
+        self.adapters, self._labels = adapters, labels
+        self.names = [*(names or [checkpoint]), *adapters]
+        self._any = not names and not adapters
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("an adapter (ADAPTERS) has the same name as the checkpoint: see API_MODEL_NAMES")
 
     @property
     def first(self) -> str:
-        """The name that answers give."""
         return self.names[0]
 
     def check(self, name: str | None) -> str:
@@ -76,13 +106,23 @@ class ModelNames:
             "model_not_found",
         )
 
+    def adapter(self, name: str | None, any_head: bool = False) -> str:
+        """Return the adapter by which a request is computed; empty: none.
+
+        Unless the route reads `any_head`, raise `ApiError` for an adapter whose head is not like the checkpoint's.
+        """
+        if name is None or name not in self.adapters:
+            return ""
+        if not any_head and self.adapters[name].labels not in (0, self._labels):
+            raise bad_request(
+                f"the adapter '{name}' has a head of its own: ask /v1/score or /classify",
+                "model",
+            )
+        return name
+
 
 def exactly_one(given: dict[str, Any]) -> tuple[str, Any]:
-    """Return name and value of the only one of several fields that was given.
-
-    Raises:
-        ApiError: None or several were given.
-    """
+    """Return name and value of the only one of several fields that was given, or raise `ApiError`."""
     present = [(name, value) for name, value in given.items() if value is not None]
     if len(present) != 1:
         names = " and ".join(f"'{name}'" for name in given)

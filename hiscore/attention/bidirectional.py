@@ -1,4 +1,4 @@
-"""The interface between an encoder and its attention: every row sees its whole segment, and nothing else."""
+"""The interface between an encoder and its attention: rows of a segment see each other, and nothing else."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +16,8 @@ class BidirectionalShape:
     relative_rows: Tensor | None = None
     """int32 [2 context - 1]: the row of `RelativeProjections` for every distance from query to key, from
     1 - context on; None: content alone attends."""
+    causal: bool = False
+    """True if a row sees no later ones."""
 
     @property
     def farthest(self) -> int:

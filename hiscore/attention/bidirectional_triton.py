@@ -65,7 +65,7 @@ class TritonBidirectionalAttention:
             HEADS=shape.heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=dot_size(shape.head_dim),
             REACH=-1 if reach is None else reach, C2P=of_rows is not None, P2C=of_columns is not None,
-            POSITIONS=tables[0].shape[2] if tables else 0,
+            CAUSAL=shape.causal, POSITIONS=tables[0].shape[2] if tables else 0,
             M=launch.m, N=launch.n, PRECISION=self._precision,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip

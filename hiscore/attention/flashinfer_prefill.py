@@ -188,10 +188,7 @@ def why_not(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> 
 
 
 def choose_prefill_attention(
-    shape: AttentionShape,
-    dtype: torch.dtype,
-    device: torch.device,
-    sizes: PagedSizes,
+    shape: AttentionShape, dtype: torch.dtype, device: torch.device, sizes: PagedSizes
 ) -> FlashInferAttention | None:
     """Take FlashInfer if it can be used; None: our own kernel."""
     if device.type != "cuda":

@@ -51,11 +51,7 @@ class FlashInferRows:
         """
         self._uploaded.synchronize()  # as in `FlashInferAttention`
         edges = torch.from_numpy(np.array([0, tokens, rows], np.int32))
-        self._kernels.plan(
-            edges,
-            edges,
-            **of_model(self._shape, self._dtype),
-        )
+        self._kernels.plan(edges, edges, **of_model(self._shape, self._dtype))
         self._uploaded.record(torch.cuda.current_stream(self._device))
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from hiscore.recurrence.metadata import StatePlan
 NO_SLOT = -1
 """Entry of a slot mapping: this row's key and value are not kept."""
 NO_SLOTS: Int64 = np.empty(0, np.int64)
+TOKEN_BITS = 20
+"""Bits of a token's id. Those above are the number of the adapter that computes it; 0: none does."""
 MAX_CONTEXT_SLOTS = 2**22
 """Tokens in the KV pool that the groups of one forward may name together."""
 
@@ -35,7 +37,8 @@ class SegmentGroup(NamedTuple):
 class Forward(NamedTuple):
     """One packed prefill of T new tokens, with R of them read out."""
 
-    input_ids: Int32  # int32 [T]
+    input_ids: Int32
+    """int32 [T], from bit `TOKEN_BITS` on with the number of the adapter that computes the row."""
     positions: Int32
     """int32 [T]: each item continues the positions of its query, wherever its rows are in the forward."""
     cu_seqlens: Int32  # int32 [segments + 1]: segment s has rows cu_seqlens[s] to cu_seqlens[s + 1]
@@ -43,8 +46,10 @@ class Forward(NamedTuple):
     """Groups cover all rows, in order."""
     slot_mapping: Int64  # int64 [T]: the pool slot of each row's key and value, or `NO_SLOT`
     scored_rows: Int64
-    """int64 [R]: the rows read out, one for each item; empty items share their query's last row."""
-    scored_items: Int64  # int64 [R]: the item that each scored row belongs to, counted over the whole batch
+    """int64 [R]: the rows read out, one for each item; empty items share their query's last row. And of places."""
+    scored_items: (
+        Int64  # int64 [R]: the item or place of each scored row, counted over all that the batch reads
+    )
     angles: Int32 | None = None
     """int32 [T]: where in the rotary tables each row's angles are; None: at its position."""
     states: StatePlan | None = None

@@ -93,12 +93,8 @@ class TorchAttention:
             ]
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
-        shape = self._shape
-        q, k, v = (
-            widen(qkv)
-            .unflatten(1, (-1, shape.head_dim))
-            .split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
-        )
+        shape, (kv_heads, head_dim) = self._shape, pool.shape[-2:]
+        q, k, v = widen(qkv).unflatten(1, (-1, head_dim)).split([shape.heads, kv_heads, kv_heads], 1)
         out = torch.empty(q.shape, dtype=qkv.dtype)
         for group in self._in_windows if layer in self._windowed else self._groups:
             window = shape.windows[layer]
@@ -146,13 +142,7 @@ class TorchAttention:
         ).to(out.dtype)
 
     def _attend(
-        self,
-        layer: int,
-        q: Tensor,
-        context_k: Tensor,
-        context_v: Tensor,
-        own_k: Tensor,
-        own_v: Tensor,
+        self, layer: int, q: Tensor, context_k: Tensor, context_v: Tensor, own_k: Tensor, own_v: Tensor
     ) -> Tensor:
         """Attend from q [n, m, heads, d] to a context [p, kv_heads, d] and to themselves [n, m, kv_heads, d]."""
         window, sinks = self._shape.windows[layer], self._shape.sinks

@@ -87,11 +87,7 @@ class TritonAttention:
     """`Attention` over `inputs`, which its owner sets, and has cut into tiles, before each forward."""
 
     def __init__(
-        self,
-        shape: AttentionShape,
-        dtype: torch.dtype,
-        multiprocessors: int,
-        windowed: Container[int] = (),
+        self, shape: AttentionShape, dtype: torch.dtype, multiprocessors: int, windowed: Container[int] = ()
     ) -> None:
         """Choose a launch. windowed: layers that keep a window only."""
         self._shape, self._windowed = shape, windowed

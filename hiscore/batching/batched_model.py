@@ -45,32 +45,25 @@ class Part(Generic[Job]):
     left: int = 0
 
 
-class BatchPlan(Protocol[Job]):
-    """The costs of a batch that is being formed: what a job shares with those before it costs nothing more."""
+class BatchPlan(Generic[Job]):
+    """The costs of a batch that is being formed: what a job shares with those before it costs nothing more.
+
+    Of itself, jobs are never divided and share nothing.
+    """
+
+    def __init__(self, cost: Callable[[Job], int]) -> None:
+        self._whole_cost = cost
 
     def price(self, job: Job, done: int) -> int:
         """Return the cost in this batch of all that is left of a job; `done` as in `Part`, 0 at first."""
-        ...
+        return self._whole_cost(job)
 
     def take(self, job: Job, done: int, room: int, at_least_one: bool) -> Part[Job] | None:
         """Add the next part of a job: all that is left, or as much of it as costs no more than `room`.
 
         Return None if the smallest part costs more; with `at_least_one` take that part all the same.
         """
-        ...
-
-
-class WholeJobs(Generic[Job]):
-    """A `BatchPlan` of jobs that are never divided and share nothing."""
-
-    def __init__(self, cost: Callable[[Job], int]) -> None:
-        self._cost = cost
-
-    def price(self, job: Job, done: int) -> int:
-        return self._cost(job)
-
-    def take(self, job: Job, done: int, room: int, at_least_one: bool) -> Part[Job] | None:
-        cost = self._cost(job)
+        cost = self._whole_cost(job)
         return Part(job, cost) if at_least_one or cost <= room else None
 
 

@@ -12,10 +12,10 @@ Sizes and costs are in one unit, tokens for example.
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-Request = TypeVar("Request")
-Taken = TypeVar("Taken", contravariant=True)
+from hiscore.batching.batched_model import BatchPlan, Job, QueuedRequest
+
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
 # All shares are of a full batch, chosen by simulation: perf/results/notebook/2026-11-23-short-among-long.md.
@@ -42,22 +42,36 @@ SPARE = 64
 """Entries of a heap that is too small to be cleaned."""
 
 
-class OpenBatch(Protocol[Taken]):
-    """A batch that is being formed."""
+class OpenBatch(Generic[Job]):
+    """A batch that is being formed: requests with the part that it takes of each."""
 
-    def price(self, request: Taken) -> int:
-        """The cost of all that is left of a request in this batch."""
-        ...
+    def __init__(self, plan: BatchPlan[Job]) -> None:
+        self._plan = plan
+        self.parts: list[tuple[QueuedRequest[Job], Job]] = []
+        self.started: list[QueuedRequest[Job]] = []
+        self.cost = 0
 
-    def take(self, request: Taken, room: int, at_least_one: bool = False) -> tuple[int, int] | None:
-        """Take the next part of a request, of at most `room`; return its cost and the size of what is left.
+    def price(self, request: QueuedRequest[Job]) -> int:
+        """Return the cost of all that is left of a request in this batch."""
+        return self._plan.price(request.job, request.done or 0)
 
-        Return None if every part costs more; with `at_least_one` take the smallest part all the same.
-        """
-        ...
+    def take(
+        self, request: QueuedRequest[Job], room: int, at_least_one: bool = False
+    ) -> tuple[int, int] | None:
+        """Take the next part of a request, as `BatchPlan.take`; return its cost and the size of what is left."""
+        part = self._plan.take(request.job, request.done or 0, room, at_least_one)
+        if part is None:
+            return None
+        if not request.launched:
+            self.started.append(request)
+        request.launched += 1
+        self.cost += part.cost
+        request.done = part.done
+        self.parts.append((request, part.job))
+        return part.cost, 0 if part.done is None else max(1, part.left)
 
 
-class RequestOrder(Generic[Request]):
+class RequestOrder(Generic[Job]):
     """The requests that wait, those with parts left to launch included."""
 
     def __init__(self, max_cost: int, between: int = 0) -> None:
@@ -66,23 +80,23 @@ class RequestOrder(Generic[Request]):
         self._in_slices = between > 0
         self._small = between or max(1, int(SMALL * max_cost))
         self._small_batch = between or max(1, int(PART * max_cost))
-        self._waiting: dict[Request, int] = {}  # sizes, oldest first
+        self._waiting: dict[QueuedRequest[Job], int] = {}  # sizes, oldest first
         self._total = 0
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._alone = 0
         self._turn_of_small = True
-        self._divided: Request | None = None  # the last of which a part was taken
+        self._divided: QueuedRequest[Job] | None = None  # the last of which a part was taken
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: QueuedRequest[Job]) -> bool:
         return request in self._waiting
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[QueuedRequest[Job]]:
         return iter(self._waiting)
 
-    def add(self, request: Request, size: int, contended: bool) -> None:
+    def add(self, request: QueuedRequest[Job], size: int, contended: bool) -> None:
         """Queue a request that has arrived, `contended` if others waited or ran."""
         if contended:
             self._recent.append(size)
@@ -92,7 +106,7 @@ class RequestOrder(Generic[Request]):
                 self._recent.popleft()
         self._update(request, size)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: QueuedRequest[Job]) -> None:
         self._total -= self._waiting.pop(request, 0)
         if request == self._divided:
             self._divided = None
@@ -101,14 +115,14 @@ class RequestOrder(Generic[Request]):
         """Tell whether small requests are likely to come, which a launched batch would hold up."""
         return self._least() < EXPECTED_SMALL * self._max_cost
 
-    def fill_between(self, batch: OpenBatch[Request]) -> bool:
+    def fill_between(self, batch: OpenBatch[Job]) -> bool:
         """Fill a batch between two slices with small requests, or return False: it is the next slice's turn."""
         small, _ = self._kinds()
         taken = self._turn_of_small and not self._are_many(small) and self._take_small(small, batch)
         self._turn_of_small = not taken
         return taken
 
-    def fill(self, batch: OpenBatch[Request]) -> None:
+    def fill(self, batch: OpenBatch[Job]) -> None:
         """Fill a batch. A request taken in part keeps its place in the queue."""
         small, large = self._kinds()
         if self._turn_of_small and (
@@ -140,20 +154,20 @@ class RequestOrder(Generic[Request]):
         wanted = max(self._small_batch, self._least(), int(OF_WAITING * self._total))
         return min(self._max_cost, wanted)
 
-    def _kinds(self) -> tuple[list[Request], list[Request]]:
+    def _kinds(self) -> tuple[list[QueuedRequest[Job]], list[QueuedRequest[Job]]]:
         """Split the requests into small and large ones, oldest first.
 
         The rest of a divided one counts as large: the part before may have slices left, and parts end in order.
         """
-        kinds: tuple[list[Request], list[Request]] = [], []
+        kinds: tuple[list[QueuedRequest[Job]], list[QueuedRequest[Job]]] = [], []
         for request, size in self._waiting.items():
             kinds[size > self._small or request == self._divided].append(request)
         return kinds
 
-    def _are_many(self, small: Sequence[Request]) -> bool:
+    def _are_many(self, small: Sequence[QueuedRequest[Job]]) -> bool:
         return sum(self._waiting[request] for request in small) > MANY * self._small_batch
 
-    def _with_turns(self, requests: Sequence[Request]) -> list[Request]:
+    def _with_turns(self, requests: Sequence[QueuedRequest[Job]]) -> list[QueuedRequest[Job]]:
         """Move a divided first request that still fits no batch behind those that do."""
         first, *others = requests
         if self._waiting[first] <= self._max_cost:
@@ -161,7 +175,7 @@ class RequestOrder(Generic[Request]):
         fitting = [request for request in others if self._waiting[request] <= self._max_cost]
         return [*fitting, first, *(request for request in others if self._waiting[request] > self._max_cost)]
 
-    def _take_small(self, small: Sequence[Request], batch: OpenBatch[Request]) -> bool:
+    def _take_small(self, small: Sequence[QueuedRequest[Job]], batch: OpenBatch[Job]) -> bool:
         """Take the oldest, then the smallest, whole, until the next does not fit their batch."""
         used, taken = 0, False
         for request in [*small[:1], *sorted(small[1:], key=self._waiting.__getitem__)]:
@@ -176,7 +190,9 @@ class RequestOrder(Generic[Request]):
                 used, taken = used + price, True
         return taken
 
-    def _take(self, requests: Sequence[Request], batch: OpenBatch[Request], limit: int, most: int) -> bool:
+    def _take(
+        self, requests: Sequence[QueuedRequest[Job]], batch: OpenBatch[Job], limit: int, most: int
+    ) -> bool:
         """Take whole requests in order until the next exceeds `limit`; divide one that costs more than `most`."""
         used = 0
         for request in requests:
@@ -195,7 +211,7 @@ class RequestOrder(Generic[Request]):
             self.remove(request)
         return bool(requests)
 
-    def _update(self, request: Request, size: int) -> None:
+    def _update(self, request: QueuedRequest[Job], size: int) -> None:
         self._total += size - self._waiting.get(request, 0)
         self._waiting[request] = size
 

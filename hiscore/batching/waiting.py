@@ -8,7 +8,7 @@ from itertools import count, islice
 from typing import Generic
 
 from hiscore.batching.batched_model import BatchedModel, BatchLimits, Job, QueuedRequest
-from hiscore.batching.request_order import RequestOrder, drop_stale
+from hiscore.batching.request_order import OpenBatch, RequestOrder, drop_stale
 from hiscore.batching.totals import Totals
 from hiscore.errors import Code, RequestError
 from hiscore.server.load_board import LoadBoard
@@ -28,7 +28,7 @@ class WaitingRequests(Generic[Job]):
         self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals, board: LoadBoard
     ) -> None:
         self._model, self._limits, self._totals, self._board = model, limits, totals, board
-        self._order: RequestOrder[QueuedRequest[Job]] = RequestOrder(limits.max_batch_cost, model.between)
+        self._order: RequestOrder[Job] = RequestOrder(limits.max_batch_cost, model.between)
         self._deadlines: list[tuple[float, int, QueuedRequest[Job]]] = []  # a heap
         self._numbers = count()
         self._not_started = 0
@@ -98,7 +98,7 @@ class WaitingRequests(Generic[Job]):
             if self._has_to_start(request):
                 late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
                 self._drop(request, "late", late, dropped)
-        batch = _RequestBatch(self._model)
+        batch = OpenBatch(self._model.plan())
         if between:
             self._order.fill_between(batch)
         else:
@@ -120,30 +120,3 @@ class WaitingRequests(Generic[Job]):
             self._not_started -= not request.launched
             self._totals.rejects[reason] += 1
             dropped.append((request, error))
-
-
-class _RequestBatch(Generic[Job]):
-    """`OpenBatch` of requests: notes what was taken of each."""
-
-    def __init__(self, model: BatchedModel[Job]) -> None:
-        self._plan = model.plan()
-        self.parts: list[tuple[QueuedRequest[Job], Job]] = []
-        self.started: list[QueuedRequest[Job]] = []
-        self.cost = 0
-
-    def price(self, request: QueuedRequest[Job]) -> int:
-        return self._plan.price(request.job, request.done or 0)
-
-    def take(
-        self, request: QueuedRequest[Job], room: int, at_least_one: bool = False
-    ) -> tuple[int, int] | None:
-        part = self._plan.take(request.job, request.done or 0, room, at_least_one)
-        if part is None:
-            return None
-        if not request.launched:
-            self.started.append(request)
-        request.launched += 1
-        self.cost += part.cost
-        request.done = part.done
-        self.parts.append((request, part.job))
-        return part.cost, 0 if part.done is None else max(1, part.left)

@@ -5,7 +5,7 @@ and converts is imported only when there is something to download or convert.
 """
 
 from hiscore.checkpoint.digests import check_digests
-from hiscore.checkpoint.errors import CheckpointError
+from hiscore.checkpoint.errors import BadCheckpoint, CheckpointError
 from hiscore.checkpoint.resolve import published_name, resolve
 
-__all__ = ["CheckpointError", "check_digests", "published_name", "resolve"]
+__all__ = ["BadCheckpoint", "CheckpointError", "check_digests", "published_name", "resolve"]

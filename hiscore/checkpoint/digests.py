@@ -15,18 +15,13 @@ LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")
 
 
 def write_digests(directory: Path) -> None:
-    """Write the digest of every file in the directory to its SHA256SUMS."""
     names = sorted(path.name for path in directory.iterdir() if path.is_file())
     lines = [f"{sha256(directory / name)}  {name}\n" for name in names if name != SUMS]
     (directory / SUMS).write_text("".join(lines), "utf-8")
 
 
 def check_digests(directory: Path) -> None:
-    """Compare files with SHA256SUMS if the directory has one; takes about a second per GB.
-
-    Raises:
-        CheckpointError: Names the first file that is missing or different.
-    """
+    """Compare files with SHA256SUMS if the directory has one; takes about a second per GB."""
     if not (directory / SUMS).is_file():
         return
     for line in (directory / SUMS).read_text("utf-8").splitlines():

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hiscore.checkpoint.errors import CheckpointError
+from hiscore.checkpoint.errors import BadCheckpoint
 from hiscore.models.stored_config import MODELOPT
 from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 
@@ -16,30 +16,25 @@ def check_directory(directory: Path) -> Path:
     """Return the directory if it has config.json and all of its safetensors weights.
 
     Tokenizer files are not required: token ids can be scored without them.
-
-    Raises:
-        CheckpointError: Names the first thing that is missing.
     """
     if not directory.is_dir():
-        raise CheckpointError(f"'{directory}' is not a directory: MODEL names a Hugging Face style directory")
+        raise BadCheckpoint(f"'{directory}' is not a directory: MODEL names a Hugging Face style directory")
     if (directory / ADAPTER).is_file():
-        raise CheckpointError(_adapter(directory))
+        raise BadCheckpoint(_adapter(directory))
     if not (directory / "config.json").is_file():
-        raise CheckpointError(f"'{directory}' has no config.json: is it a Hugging Face style checkpoint?")
+        raise BadCheckpoint(f"'{directory}' has no config.json: is it a Hugging Face style checkpoint?")
     _check_json(directory / "config.json")
     if (directory / MODELOPT).is_file():
         _check_json(directory / MODELOPT)
     try:
         files = weight_files(directory)
     except ValueError as error:
-        raise CheckpointError(str(error)) from None
+        raise BadCheckpoint(str(error)) from None
     if not files:
-        raise CheckpointError(_no_weights(directory))
+        raise BadCheckpoint(_no_weights(directory))
     for file in files:
         if not file.is_file():
-            raise CheckpointError(
-                f"'{directory}' lacks '{file.name}', which its {INDEX} names: copy it again"
-            )
+            raise BadCheckpoint(f"'{directory}' lacks '{file.name}', which its {INDEX} names: copy it again")
     return directory
 
 
@@ -49,7 +44,7 @@ def _check_json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
-        raise CheckpointError(f"'{file}' is not a JSON object: copy it again")
+        raise BadCheckpoint(f"'{file}' is not a JSON object: copy it again")
     return config
 
 
@@ -62,7 +57,10 @@ def _adapter(directory: Path) -> str:
         return (
             f"'{directory}' holds an adapter{of} ('{ADAPTER}'): {merge}, or remove the file if it is merged"
         )
-    return f"'{directory}' is an adapter{of} ('{ADAPTER}'), without a model: {merge}, and set MODEL to that"
+    return (
+        f"'{directory}' is an adapter{of} ('{ADAPTER}'), without a model: set MODEL to its model and "
+        f"ADAPTERS=name={directory}, or {merge}"
+    )
 
 
 def _no_weights(directory: Path) -> str:

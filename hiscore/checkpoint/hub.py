@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hiscore.checkpoint.directory import ADAPTER
-from hiscore.checkpoint.errors import CheckpointError
+from hiscore.checkpoint.errors import BadCheckpoint, CheckpointError, is_full
 from hiscore.models.support import UNCONVERTED_TOKENIZERS
 
 # No *.py and no pickle files: neither is ever loaded.
@@ -24,19 +24,19 @@ WANTED = [
     "chat_template.json",
     "modules.json",
     "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "[0-9]*_*/config.json",
     "additional_chat_templates/*.jinja",
 ]
 # A pattern's * also matches slashes, and some repositories contain the weights again in another layout.
-UNWANTED = ["*/*.safetensors*", "consolidated*"]
+# Those of sentence-transformers' modules are in folders that begin with a number.
+UNWANTED = ["[!0-9]*/*.safetensors*", "consolidated*"]
 
 
 def download(repository: str, *, progress: bool = True) -> Path:
     """Download ``org/name`` into the hub's own cache, unless it is there, and return its directory.
 
     The hub's settings apply: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE.
-
-    Raises:
-        CheckpointError: No hub, no such repository, no access, or no safetensors in it.
     """
     try:
         from huggingface_hub import snapshot_download
@@ -44,7 +44,7 @@ def download(repository: str, *, progress: bool = True) -> Path:
     except ImportError:
         raise CheckpointError(
             f"'{repository}' is not a local directory, and huggingface_hub is not installed to fetch it: "
-            "pip install '.[server]' in a checkout of hiscore"
+            "pip install . ./client in a checkout of hiscore"
         ) from None
     if not progress:
         disable_progress_bars()
@@ -52,6 +52,11 @@ def download(repository: str, *, progress: bool = True) -> Path:
         directory = Path(snapshot_download(repository, allow_patterns=WANTED, ignore_patterns=UNWANTED))
     # Network, permissions, a wrong name, a full disk: the operator must be told which.
     except Exception as error:
+        if is_full(error):
+            raise CheckpointError(
+                f"fetching '{repository}' from the hub failed: the disk is full. Make room, or name another "
+                "in HF_HOME"
+            ) from error
         reason = next(iter(str(error).strip().splitlines()), "no reason given")
         raise CheckpointError(
             f"'{repository}' is not a local directory, and fetching it from the hub failed: "
@@ -59,7 +64,7 @@ def download(repository: str, *, progress: bool = True) -> Path:
             "MODEL to a local directory"
         ) from error
     if not any(directory.glob("*.safetensors")) and not (directory / ADAPTER).is_file():
-        raise CheckpointError(
+        raise BadCheckpoint(
             f"'{repository}' has no safetensors weights on the hub; pickle weights are refused, since they "
             "can run code when loaded. Choose a repository with *.safetensors"
         )

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from hiscore.checkpoint.directory import check_directory
-from hiscore.checkpoint.errors import CheckpointError
+from hiscore.checkpoint.errors import BadCheckpoint
 from hiscore.settings import DEFAULT_MODEL
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -15,16 +15,15 @@ def published_name(directory: Path) -> str:
     match directory.parts:
         case [*_, repository, "snapshots", _] if repository.startswith("models--"):
             return repository.removeprefix("models--").replace("--", "/")
-    return directory.name
+    # Its directory in the cache ends in the revision of its conversion.
+    of_cache = re.fullmatch(rf"{re.escape(DEFAULT_MODEL)}-r\d+", directory.name)
+    return DEFAULT_MODEL if of_cache else directory.name
 
 
 def resolve(model: str = DEFAULT_MODEL, *, progress: bool = True) -> Path:
     """Find a checkpoint, download it if necessary, and check that it can be served.
 
     `model` is `DEFAULT_MODEL`, a directory, or ``org/name``, tried in this order.
-
-    Raises:
-        CheckpointError: No such model, it cannot be downloaded, or its files cannot be served.
     """
     if model == DEFAULT_MODEL:
         from hiscore.checkpoint import default_model
@@ -37,7 +36,7 @@ def resolve(model: str = DEFAULT_MODEL, *, progress: bool = True) -> Path:
         from hiscore.checkpoint import hub
 
         return check_directory(hub.download(model, progress=progress))
-    raise CheckpointError(
+    raise BadCheckpoint(
         f"no model '{model}': it is neither '{DEFAULT_MODEL}' nor an existing directory nor the name of a "
         "hub repository (org/name)"
     )

@@ -93,6 +93,8 @@ class Holdings:
         source_blocks: Host blocks of others that are copied, held until then.
         window_pages: Places in windowed layers, which the sequence's pages take in turn; kept as long as any host
             pages.
+        state_slot: Place of its state in recurrent layers, kept as long as any host pages; -1: none.
+        snapshots: Slots of states of its prompt that nobody can find yet, by the tokens before each.
         restored_pages: int64 [n]: host pages that a resumed sequence copies to staging; None: all.
     """
 
@@ -104,6 +106,8 @@ class Holdings:
     source_blocks: Int32 = field(default_factory=lambda: NO_PAGES)
     window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     restored_pages: Int64 | None = None
+    state_slot: int = -1
+    snapshots: dict[int, int] = field(default_factory=dict)
 
     def window_pages_of(self, first: int, last: int) -> Int32:
         """Places of pages [first, last) in windowed layers: int32; before the window they hold other pages."""
@@ -155,6 +159,7 @@ class Sequence:
         is_published: The prompt's blocks can be found by others.
         mask: Tokens that the grammar allows next; None while that is not known.
         is_counted: The tokens are counted on the device, for penalties.
+        snapshot_ends: Numbers of first prompt tokens whose states are kept for prompts that begin alike.
         has_left_queue: The prefill has begun; written by `Times`.
         last_token_at: Time of the last token read, on the monotonic clock; 0 before the first. Written by `Times`.
     """
@@ -183,6 +188,7 @@ class Sequence:
     is_published: bool = False
     hashes: PageHashes | None = None
     cached_tokens: int = 0
+    snapshot_ends: tuple[int, ...] = ()
 
     mask: Int32 | None = None
     is_counted: bool = False

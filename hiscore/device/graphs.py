@@ -4,7 +4,6 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -48,17 +47,12 @@ class GraphCapture:
         self._paused.enter_context(garbage_collection_paused())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._paused.close()
         self.bytes = torch.cuda.memory_reserved(self._device) - self._reserved_before
 
     def capture(
-        self,
-        launch: Callable[[], T],
-        stream: torch.cuda.Stream | None = None,
-        error_mode: str = "global",
+        self, launch: Callable[[], T], stream: torch.cuda.Stream | None = None, error_mode: str = "global"
     ) -> tuple[torch.cuda.CUDAGraph, T]:
         """Capture what `launch` launches; call it once before, so that kernels are compiled.
 

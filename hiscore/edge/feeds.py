@@ -11,7 +11,7 @@ from typing import Protocol
 
 from hiscore.batching.totals import Totals
 from hiscore.edge.error_log import ErrorLog
-from hiscore.edge.metrics import Counters, Rejects
+from hiscore.edge.metrics import Rejects, TritonMetrics
 from hiscore.errors import REASONS, Code
 from hiscore.histogram import OF_CALLS, Histogram
 
@@ -36,18 +36,6 @@ class Feed(Protocol):
         """Export what has increased."""
 
 
-class Increases:
-    """The increases of values since they were last asked for."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, float] = {}
-
-    def of(self, name: str, value: float) -> float:
-        increase = value - self._seen.get(name, 0.0)
-        self._seen[name] = value
-        return increase
-
-
 class HistogramFeed:
     """Exports a histogram as counters with a label ``le``, which Prometheus takes for a histogram.
 
@@ -55,68 +43,63 @@ class HistogramFeed:
     """
 
     def __init__(self, name: str, text: str, labels: dict[str, str], histogram: Histogram) -> None:
-        self._name, self._histogram, self._new = name, histogram, Increases()
-        self._totals = Counters({f"{name}_sum": f"{text}: sum", f"{name}_count": f"{text}: number"}, labels)
+        self._name, self._histogram = name, histogram
+        self._totals = TritonMetrics(
+            {f"{name}_sum": f"{text}: sum", f"{name}_count": f"{text}: number"}, labels
+        )
         self._buckets = {
-            le: Counters({f"{name}_bucket": f"{text}, up to le"}, labels | {"le": le})
+            le: TritonMetrics({f"{name}_bucket": f"{text}, up to le"}, labels | {"le": le})
             for le in histogram.buckets()
         }
 
     def update(self) -> None:
-        name, new = self._name, self._new
-        buckets, total = self._histogram.buckets(), self._histogram.sum
+        name, buckets, total = self._name, self._histogram.buckets(), self._histogram.sum
         for le, count in buckets.items():
-            self._buckets[le].add(**{f"{name}_bucket": new.of(le, count)})
-        self._totals.add(
-            **{f"{name}_sum": new.of("sum", total), f"{name}_count": new.of("count", buckets["+Inf"])}
-        )
+            self._buckets[le].set(**{f"{name}_bucket": count})
+        self._totals.set(**{f"{name}_sum": total, f"{name}_count": buckets["+Inf"]})
 
 
 class CountsFeed:
     """Adds up what batches count, and exports the sums to `counters` of the same names."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: TritonMetrics) -> None:
         self._counters, self._lock = counters, threading.Lock()
-        self._new: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
 
     def add(self, **amounts: int) -> None:
         """Count, from any thread and without a round trip."""
         with self._lock:
-            for name, amount in amounts.items():
-                self._new[name] += amount
+            self._totals.update(amounts)
 
     def update(self) -> None:
         with self._lock:
-            new, self._new = self._new, Counter()
-        self._counters.add(**new)
+            totals = dict(self._totals)
+        self._counters.set(**totals)
 
 
 class ErrorsFeed:
     """Exports how many calls were answered with an error, by its code."""
 
     def __init__(self, labels: dict[str, str], errors: ErrorLog) -> None:
-        self._errors, self._new = errors, Increases()
-        self._counters = {code: Counters(ERRORS, labels | {"reason": code.value}) for code in Code}
-        self._no_memory = Counters(NO_MEMORY, labels)
+        self._errors = errors
+        self._counters = {code: TritonMetrics(ERRORS, labels | {"reason": code.value}) for code in Code}
+        self._no_memory = TritonMetrics(NO_MEMORY, labels)
 
     def update(self) -> None:
         for code, counter in self._counters.items():
-            counter.add(hiscore_errors_total=self._new.of(code.value, self._errors.counts[code]))
-        failures = self._new.of("no memory", self._errors.no_shared_memory)
-        self._no_memory.add(hiscore_shared_memory_failures_total=failures)
+            counter.set(hiscore_errors_total=self._errors.counts[code])
+        self._no_memory.set(hiscore_shared_memory_failures_total=self._errors.no_shared_memory)
 
 
 class TotalsFeed:
     def __init__(self, labels: dict[str, str], totals: Totals) -> None:
-        self._totals, self._new = totals, Increases()
-        self._seconds, self._rejects = Counters(SECONDS, labels), Rejects(labels)
+        self._totals, self._seconds, self._rejects = totals, TritonMetrics(SECONDS, labels), Rejects(labels)
 
     def update(self) -> None:
         for part in ("queue", "launch", "device", "answer"):
-            increase = self._new.of(part, getattr(self._totals, f"{part}_seconds"))
-            self._seconds.add(**{f"hiscore_{part}_seconds_total": increase})
+            self._seconds.set(**{f"hiscore_{part}_seconds_total": getattr(self._totals, f"{part}_seconds")})
         for reason in REASONS:
-            self._rejects.add(reason, self._new.of(reason, self._totals.rejects[reason]))
+            self._rejects.raise_to(reason, self._totals.rejects[reason])
 
 
 def histogram_feeds(
@@ -141,7 +124,7 @@ class Exporter:
     """Updates feeds once a second, on a thread of its own, and counts exports under `labels`."""
 
     def __init__(self, feeds: Sequence[Feed], labels: dict[str, str]) -> None:
-        self._exports = CountsFeed(Counters(EXPORTS, labels))
+        self._exports = CountsFeed(TritonMetrics(EXPORTS, labels))
         # At the end of each export: whoever sees it twice sees all that was counted before.
         self._feeds = [*feeds, self._exports]
         self._closed = threading.Event()

@@ -1,7 +1,6 @@
 """Our metrics, exported alongside Triton's; each update is a round trip, for which no call may wait."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
@@ -10,10 +9,11 @@ from hiscore.errors import REASONS
 REJECTS = {"hiscore_rejects_total": f"Calls rejected, by reason: {', '.join(REASONS)}"}
 
 
-class _Metrics:
-    """Prometheus metrics of one model instance, from ``{name: help}``."""
+class TritonMetrics:
+    """Prometheus metrics of one model instance, from ``{name: help}``: counters, or gauges."""
 
-    def __init__(self, descriptions: Mapping[str, str], labels: dict[str, str], kind: Any) -> None:
+    def __init__(self, descriptions: Mapping[str, str], labels: dict[str, str], gauges: bool = False) -> None:
+        kind = pb_utils.MetricFamily.GAUGE if gauges else pb_utils.MetricFamily.COUNTER
         self._families = [
             pb_utils.MetricFamily(name=name, description=description, kind=kind)
             for name, description in descriptions.items()
@@ -22,33 +22,13 @@ class _Metrics:
             name: family.Metric(labels=labels)
             for name, family in zip(descriptions, self._families, strict=True)
         }
-
-
-class Counters(_Metrics):
-    """Metrics that only increase."""
-
-    def __init__(self, descriptions: Mapping[str, str], labels: dict[str, str]) -> None:
-        super().__init__(descriptions, labels, pb_utils.MetricFamily.COUNTER)
-
-    def add(self, **amounts: float) -> None:
-        """Increase counters by name; zeros cost nothing."""
-        for name, amount in amounts.items():
-            if amount:
-                self._metrics[name].increment(amount)
-
-
-class Gauges(_Metrics):
-    """Metrics of the current state."""
-
-    def __init__(self, descriptions: Mapping[str, str], labels: dict[str, str]) -> None:
-        super().__init__(descriptions, labels, pb_utils.MetricFamily.GAUGE)
         self._values = dict.fromkeys(descriptions, 0.0)
 
     def set(self, **values: float) -> None:
-        """Set gauges by name; an unchanged value costs nothing."""
+        """Set metrics, by name, counters to what has been counted in all; an unchanged value costs nothing."""
         for name, value in values.items():
-            if value != self._values[name]:
-                self._metrics[name].set(value)
+            if increase := value - self._values[name]:
+                self._metrics[name].increment(increase)
                 self._values[name] = value
 
 
@@ -56,8 +36,8 @@ class Rejects:
     """Counters of rejected requests, by reason."""
 
     def __init__(self, labels: dict[str, str]) -> None:
-        self._counters = {reason: Counters(REJECTS, labels | {"reason": reason}) for reason in REASONS}
+        self._counters = {reason: TritonMetrics(REJECTS, labels | {"reason": reason}) for reason in REASONS}
 
-    def add(self, reason: str, calls: float) -> None:
-        """Increase the counter of a reason; zero costs nothing."""
-        self._counters[reason].add(hiscore_rejects_total=calls)
+    def raise_to(self, reason: str, calls: float) -> None:
+        """Raise the counter of a reason to all of its calls so far."""
+        self._counters[reason].set(hiscore_rejects_total=calls)

@@ -69,7 +69,10 @@ def read_start(settings: type[AnySettings], args: dict[str, str]) -> ModelStart[
     given = " ".join(f"{name}={value}" for name, value in variables(settings, dict(read)).items())
     log.info("settings of %s: %s", args["model_name"], given or "the defaults")
     checkpoint = resolve(read.model, progress=False)
-    capabilities = servable(checkpoint, getattr(read, "tensor_parallel", 1))
+    instance = instance_of(args, config)
+    capabilities = servable(
+        checkpoint, getattr(read, "tensor_parallel", 1), on_gpu=instance.device.startswith("cuda")
+    )
     kind = next(name for name, declared in MODEL_SETTINGS.items() if declared is settings)
     if reason := capabilities.left_out.get(kind):
         raise UnsupportedCheckpoint(f"MODEL {read.model} cannot be served by this model: {reason}")
@@ -79,7 +82,7 @@ def read_start(settings: type[AnySettings], args: dict[str, str]) -> ModelStart[
         read,
         checkpoint,
         capabilities,
-        instance_of(args, config),
+        instance,
         run_directory(os.getppid()),
         Path(args["model_repository"]),
     )

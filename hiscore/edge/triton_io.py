@@ -78,10 +78,7 @@ class ReplyTo:
 
 
 def serve(
-    requests: Sequence[Any],
-    read: Callable[[Any], Any],
-    batcher: Batcher[Any],
-    timeout_s: float,
+    requests: Sequence[Any], read: Callable[[Any], Any], batcher: Batcher[Any], timeout_s: float
 ) -> list[Any] | None:
     """Validate the requests of an `execute` and hand them to the batcher; return what `execute` returns.
 

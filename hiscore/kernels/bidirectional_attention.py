@@ -17,15 +17,16 @@ def bidirectional_attention(
     qkv, out, segment_starts, segment_ends, tiles, tile_count, content_to_position, position_to_content,
     relative_rows, farthest, rows, scale,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, REACH: tl.constexpr,
-    C2P: tl.constexpr, P2C: tl.constexpr, POSITIONS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    PRECISION: tl.constexpr,
+    C2P: tl.constexpr, P2C: tl.constexpr, CAUSAL: tl.constexpr, POSITIONS: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend for all tiles. Grid: any.
 
     In: qkv [rows, 3 heads head_dim]; segment_starts, segment_ends int32 [rows]; tiles int32 [tiles, 2], see
     `attention.tiles`; tile_count int32 [1], the tiles to compute; content_to_position, position_to_content [heads,
     rows, POSITIONS]; relative_rows int32 [2 farthest + 1], each distance's relative position.
-    Out: out [rows, heads head_dim]. REACH: Tokens that a row sees to either side; -1: all.
+    Out: out [rows, heads head_dim]. REACH: Tokens that a row sees to either side; -1: all. CAUSAL:
+    It sees no later ones.
     """
     ROW: tl.constexpr = 3 * HEADS * HEAD_DIM
     LOG2E: tl.constexpr = 1.4426950408889634
@@ -56,6 +57,8 @@ def bidirectional_attention(
             if REACH >= 0:
                 begin += tl.maximum(own_row - REACH - segment, 0) // N * N
                 end = tl.minimum(tl.minimum(segment_end, last) + REACH, segment_end)
+            if CAUSAL:
+                end = tl.minimum(segment_end, last)
             for block in range(begin, end, N):
                 column = block + n
                 there = column < segment_end
@@ -76,6 +79,8 @@ def bidirectional_attention(
                     logits += tl.load(position_to_content + by_column, mask=seen, other=0.0).to(tl.float32)
                 if REACH >= 0:
                     seen = seen & (distance <= REACH) & (distance >= -REACH)
+                if CAUSAL:
+                    seen = seen & (distance >= 0)
                 logits = tl.where(seen, logits * (scale * LOG2E), float("-inf"))
                 new_top = tl.maximum(top, tl.max(logits, axis=1))
                 # A row that has seen nothing yet has no maximum.

@@ -65,36 +65,6 @@ def _sum_from(row_logits, largest, scale, least, place, kept, vocabulary, splits
 
 
 @triton.jit
-def _keep_by_comparing(
-    row_listed, largest, scale, least, k, p, uniform, total, certain, count, kept,
-    BLOCK: tl.constexpr, LENGTH: tl.constexpr,
-):  # fmt: skip
-    """`_filtered` for a row whose candidates are all listed, LENGTH at most: each is compared with each."""
-    entry = tl.arange(0, LENGTH)
-    places = tl.load(row_listed + entry, mask=entry < count, other=0)
-    before = places[:, None] > places[None, :]
-    weights = tl.where(entry < count, fixed_point_weights(logits_at(places), largest, scale, least), 0)
-    left = total
-    if k > 0:
-        weights = tl.where(tl.sum(before.to(tl.int32), axis=0) < k, weights, 0)
-        left = tl.sum(weights, axis=0)
-    if p < 1.0:
-        sums = certain + tl.sum(tl.where(before, weights[:, None], 0), axis=0)
-        weights = tl.where(sums.to(tl.float64) < p * left.to(tl.float64), weights, 0)
-    last = tl.min(tl.where(weights > 0, places, BEYOND_PLACES), axis=0)
-    token = tl.full([], -1, tl.int32)
-    ids = ids_at(places)
-    if certain == 0:
-        until = tl.sum(tl.where(ids[:, None] <= ids[None, :], weights[:, None], 0), axis=0)
-        aim = (uniform * tl.sum(weights, axis=0).to(tl.float64)).to(tl.int64)
-        greatest = tl.max(tl.where(weights > 0, ids, 0), axis=0)
-        token = tl.min(tl.where((weights > 0) & (until > aim), ids, greatest), axis=0)
-    else:
-        tl.atomic_add(kept + ids // BLOCK, weights, mask=weights > 0, sem="relaxed")
-    return last, token
-
-
-@triton.jit
 def _keep_by_sorting(
     row_listed, largest, scale, least, k, p, total, certain, count, kept,
     BLOCK: tl.constexpr, LENGTH: tl.constexpr,
@@ -114,14 +84,11 @@ def _keep_by_sorting(
 
 @triton.jit
 def _filtered(
-    row_logits, largest, scale, least, k, p, uniform, total, certain, count, row_listed, kept, vocabulary, splits,
-    BLOCK: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr, MIDDLE: tl.constexpr,
+    row_logits, largest, scale, least, k, p, total, certain, count, row_listed, kept, vocabulary, splits,
+    BLOCK: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
-    """Apply a row's filters; return the last place that they keep, and the token drawn, or -1 if the weights
-    that they keep have only been added to kept, int64 [splits].
-    """
+    """Apply a row's filters: the last place that they keep; kept, int64 [splits], gets what is left."""
     last = tl.zeros([], tl.int64)
-    token = tl.full([], -1, tl.int32)
     if count > LISTED:
         left = total
         if k > 0:
@@ -131,26 +98,22 @@ def _filtered(
             goal = p * left.to(tl.float64)
             last = _last_place(row_logits, largest, scale, least, goal, vocabulary, splits, False, BLOCK)
             _sum_from(row_logits, largest, scale, least, last, kept, vocabulary, splits, BLOCK)
-    elif count > MIDDLE:
+    elif count > SHORT:
         last = _keep_by_sorting(
             row_listed, largest, scale, least, k, p, total, certain, count, kept, BLOCK, LISTED
         )
-    elif count > SHORT:
-        last = _keep_by_sorting(
-            row_listed, largest, scale, least, k, p, total, certain, count, kept, BLOCK, MIDDLE
-        )
     else:
-        last, token = _keep_by_comparing(
-            row_listed, largest, scale, least, k, p, uniform, total, certain, count, kept, BLOCK, SHORT
+        last = _keep_by_sorting(
+            row_listed, largest, scale, least, k, p, total, certain, count, kept, BLOCK, SHORT
         )
-    return last, token
+    return last
 
 
 @triton.jit
 def draw_tokens(
     logits, row_options, maxima, best, sums, base, found, listed, out, input_ids, table, hits, misses, mass,
     vocabulary, stride, splits,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr, MIDDLE: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LISTED: tl.constexpr, SHORT: tl.constexpr,
     FEEDS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Draw; under FEEDS also do what `step_runner.feed` does, and count tokens. Grid: (R,).
@@ -174,30 +137,28 @@ def draw_tokens(
         ids = tl.load(best + row * splits + each, mask=each < splits, other=vocabulary - 1)
         token = tl.min(tl.where(own == largest, ids, vocabulary - 1), axis=0)
     else:
-        token = tl.full([], -1, tl.int32)
         held = sums + row * splits
         last = tl.zeros([], tl.int64)
         if filtered:
             total = tl.sum(tl.load(held + each, mask=each < splits, other=0), axis=0)
             held += rows * splits
-            last, token = _filtered(
-                row_logits, largest, scale, least, k, p, uniform, total, tl.load(base + row), tl.load(found + row),
-                listed + row.to(tl.int64) * LISTED, held, vocabulary, splits, BLOCK, LISTED, SHORT, MIDDLE,
+            last = _filtered(
+                row_logits, largest, scale, least, k, p, total, tl.load(base + row), tl.load(found + row),
+                listed + row.to(tl.int64) * LISTED, held, vocabulary, splits, BLOCK, LISTED, SHORT,
             )  # fmt: skip
             tl.debug_barrier()
-        if token < 0:
-            # What this program has added is in the L2 cache.
-            of_split = tl.load(held + each, mask=each < splits, other=0, cache_modifier=".cg")
-            until = tl.cumsum(of_split, axis=0)
-            aim = (uniform * tl.sum(of_split, axis=0).to(tl.float64)).to(tl.int64)
-            split = tl.minimum(tl.sum(((until <= aim) & (each < splits)).to(tl.int32), axis=0), splits - 1)
-            aim -= tl.sum(tl.where(each < split, of_split, 0), axis=0)
-            at, values = load_split(row_logits, split, vocabulary, BLOCK)
-            weights = fixed_point_weights(values, largest, scale, least)
-            weights = tl.where(places_of(values, at) >= last, weights, 0)
-            # The first that passes the aim; should a rounded exp have misplaced one, then the last that is kept.
-            passing = tl.min(tl.where(tl.cumsum(weights, axis=0) > aim, at, vocabulary), axis=0)
-            token = tl.minimum(passing, tl.max(tl.where(weights > 0, at, 0), axis=0))
+        # What this program has added is in the L2 cache.
+        of_split = tl.load(held + each, mask=each < splits, other=0, cache_modifier=".cg")
+        until = tl.cumsum(of_split, axis=0)
+        aim = (uniform * tl.sum(of_split, axis=0).to(tl.float64)).to(tl.int64)
+        split = tl.minimum(tl.sum(((until <= aim) & (each < splits)).to(tl.int32), axis=0), splits - 1)
+        aim -= tl.sum(tl.where(each < split, of_split, 0), axis=0)
+        at, values = load_split(row_logits, split, vocabulary, BLOCK)
+        weights = fixed_point_weights(values, largest, scale, least)
+        weights = tl.where(places_of(values, at) >= last, weights, 0)
+        # The first that passes the aim; should a rounded exp have misplaced one, then the last that is kept.
+        passing = tl.min(tl.where(tl.cumsum(weights, axis=0) > aim, at, vocabulary), axis=0)
+        token = tl.minimum(passing, tl.max(tl.where(weights > 0, at, 0), axis=0))
     if FEEDS:
         tl.store(out + _COUNTERS + row, tl.where(largest - largest == 0.0, token, -1).to(tl.int64))
         fed = option(row_options, rows, row, FED).to(tl.int64)

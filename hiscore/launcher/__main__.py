@@ -2,25 +2,27 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from pydantic import ValidationError
 
 from hiscore import checkpoint
-from hiscore.checkpoint import CheckpointError
+from hiscore.checkpoint import BadCheckpoint, CheckpointError
 from hiscore.launcher import api
 from hiscore.launcher.api import Api
-from hiscore.launcher.arguments import check_variables, parse
+from hiscore.launcher.arguments import check_variables, parse, take_settings
 from hiscore.launcher.choice import choose
 from hiscore.launcher.early_checks import check_files, check_tls
-from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.errors import BadSetting, LaunchError
 from hiscore.launcher.health import HealthServer
-from hiscore.launcher.make_interrupt import MakeInterrupt
 from hiscore.launcher.preflight import SharedMemoryWatch
 from hiscore.launcher.server import Server
 from hiscore.launcher.watchdog import POLL_SECONDS, Watchdog
@@ -28,11 +30,11 @@ from hiscore.logs import LogFormat, configure
 from hiscore.models.support import servable
 from hiscore.settings import ServeSettings
 from hiscore.settings.models import complaints
-from hiscore.settings.retired import retired
 
 log = logging.getLogger("hiscore.launcher")
 
 TEXT = "%(asctime)s hiscore: %(message)s"
+MAKES = ("make", "gmake")
 
 
 class Stop(BaseException):
@@ -44,6 +46,36 @@ def stop(signum: int, frame: FrameType | None) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
     raise Stop
+
+
+class MakeInterrupt:
+    """Notices a SIGINT that was sent to `make` alone; never one of other parents or systems.
+
+    On a SIGTERM, make signals its children and waits for them. On a SIGINT it only waits, because a Ctrl-C reaches
+    the whole process group anyway; if the SIGINT was sent to make alone, it would wait forever. What a child can
+    see is that make restores the signal's default action when it gets one.
+    """
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        self._is_make = self._name() in MAKES and self._catches_interrupt()
+
+    def interrupted(self) -> bool:
+        """Tell whether make got a SIGINT or is gone."""
+        return self._is_make and (os.getppid() != self._parent or not self._catches_interrupt())
+
+    def _name(self) -> str:
+        return self._read("comm").strip()
+
+    def _catches_interrupt(self) -> bool:
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", self._read("status"), re.MULTILINE)
+        return bool(caught and int(caught.group(1), 16) >> (signal.SIGINT - 1) & 1)
+
+    def _read(self, name: str) -> str:
+        try:
+            return Path(f"/proc/{self._parent}/{name}").read_text()
+        except OSError:
+            return ""
 
 
 def stop_with(make: MakeInterrupt) -> None:
@@ -61,19 +93,26 @@ def start_health(server: Server, watchdog: Watchdog) -> str:
     return f", health http://{server.reachable}:{health.port}/readyz"
 
 
+def make_api_alone(settings: ServeSettings, backend: str) -> Api:
+    """Make the HTTP API of models that run elsewhere."""
+    if settings.api_port is None:
+        raise BadSetting("API_BACKEND needs an API_PORT")
+    check_tls(settings)
+    check_files(settings)
+    directory = checkpoint.resolve(settings.model)
+    models = [name for name in settings.models.split(",") if name] or servable(directory).models
+    return Api(settings, directory, backend, models)
+
+
 def serve_api_alone(settings: ServeSettings, backend: str, make: MakeInterrupt) -> NoReturn:
     """Serve the HTTP API of models that run elsewhere.
 
     Raises:
         LaunchError: It does not start, or dies too often.
     """
-    if settings.api_port is None:
-        raise LaunchError("API_BACKEND needs an API_PORT")
-    check_tls(settings)
-    check_files(settings)
-    directory = checkpoint.resolve(settings.model)
-    models = [name for name in settings.models.split(",") if name] or servable(directory).models
-    with Api(settings, directory, backend, models) as http_api:
+    alone = make_api_alone(settings, backend)
+    alone.check_settings()
+    with alone as http_api:
         announce(f"hiscore is ready: API {http_api.url}, models at {backend}", settings.log_format)
         while True:
             stop_with(make)
@@ -107,6 +146,7 @@ def main() -> int:
     try:
         arguments = parse()
         try:
+            take_settings(arguments.settings)
             check_variables(arguments.make_variables.split())
         except LaunchError as error:
             complain(str(error), log_format)
@@ -114,19 +154,23 @@ def main() -> int:
         settings = ServeSettings()
         log_format = settings.log_format
         configure(log_format, TEXT)
-        for name, advice in retired(os.environ).items():
-            log.warning("%s is set, and is not a setting any more: %s", name, advice)
         has_api = api.wanted(settings)
+        if settings.api_backend:
+            if arguments.check:
+                make_api_alone(settings, settings.api_backend).check()
+                announce("all checks passed: the HTTP API alone, nothing was started", log_format)
+                return 0
+            return serve_api_alone(settings, settings.api_backend, make)
+        choice = choose(settings)
+        if has_api:
+            unstarted = Api(settings, choice.checkpoint, "localhost:1", choice.models)
+            (unstarted.check if arguments.check else unstarted.check_settings)()
         if arguments.check:
-            choice = choose(settings, check_digests=False)
-            if has_api:
-                Api(settings, choice.checkpoint, "localhost:1", choice.models).check()
             models = ", ".join(choice.models)
             announce(f"all checks passed: {models} on {choice.device}, nothing was started", log_format)
             return 0
-        if settings.api_backend:
-            return serve_api_alone(settings, settings.api_backend, make)
-        with Server(settings, while_waiting=lambda: stop_with(make)) as server, ExitStack() as stack:
+        waiting = partial(stop_with, make)
+        with Server(settings, while_waiting=waiting, choice=choice) as server, ExitStack() as stack:
             shared_memory = SharedMemoryWatch()
             http_api, api_url = None, ""
             if has_api:
@@ -160,7 +204,7 @@ def main() -> int:
         return 2
     except (LaunchError, CheckpointError) as error:
         complain(str(error), log_format)
-        return 1
+        return 2 if isinstance(error, BadSetting | BadCheckpoint) else 1
 
 
 if __name__ == "__main__":

@@ -4,34 +4,30 @@ import http.client
 import json
 import logging
 import os
-import signal
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from hiscore.launcher.addresses import in_url, reachable
-from hiscore.launcher.allocator import ALLOCATOR
 from hiscore.launcher.api_tls import LinkRefused, link_variables
-from hiscore.launcher.child import start_child
-from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.ports import free_ports, is_free
+from hiscore.launcher.child import POLL_SECONDS, Child
+from hiscore.launcher.errors import BadSetting, LaunchError
+from hiscore.launcher.libraries import LIBRARIES
+from hiscore.launcher.ports import check_address, check_free, free_ports
 from hiscore.launcher.watchdog import RESTART_WINDOW_S, RestartPolicy
 from hiscore.settings import ApiProcessSettings, ServeSettings
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.05
 START_SECONDS = 60.0
 # Seconds between the end of the API's own drain and killing it.
 GRACE_SECONDS = 5.0
-# Seconds until a killed process is gone.
-KILL_SECONDS = 5.0
 PREFIX = "HISCORE_"
+CHECKED = {"adapters", "api_keys_file", "calibration", "prompt_template", "prompt_labels"}
+"""Settings of which only the API's process can tell that they are wrong."""
 
 
 class Api:
@@ -55,7 +51,7 @@ class Api:
         self._settings, self._log_path = settings, log_path
         self._checkpoint, self._backend, self._models = checkpoint, backend, models
         self._policy = RestartPolicy(settings.max_restarts, RESTART_WINDOW_S)
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._restart_at = 0.0
         self.port = settings.api_port or 1  # until `start` chooses
 
@@ -63,9 +59,7 @@ class Api:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -77,8 +71,8 @@ class Api:
 
     @property
     def pid(self) -> int:
-        assert self._popen is not None, "the API is not running"
-        return self._popen.pid
+        assert self._child is not None, "the API is not running"
+        return self._child.pid
 
     def start(self) -> None:
         """Start the API and wait until it answers.
@@ -90,9 +84,8 @@ class Api:
         self._launch()
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
-            assert self._popen is not None
-            if self._popen.poll() is not None or time.monotonic() > deadline:
-                code = self._popen.poll()
+            assert self._child is not None
+            if (code := self._child.exit_code()) is not None or time.monotonic() > deadline:
                 self.stop()
                 self._restart_at = time.monotonic() + (self._next_pause() or RESTART_WINDOW_S)
                 reason = "did not answer in time" if code is None else f"stopped with exit code {code}"
@@ -108,16 +101,17 @@ class Api:
         Raises:
             LaunchError: It is alone, and has died too often or must not be restarted.
         """
-        if self._popen is not None and self._popen.poll() is not None:
-            fault = f"the HTTP API stopped by itself with exit code {self._popen.returncode}"
-            self._kill()
+        if self._child is not None and (code := self._child.exit_code()) is not None:
+            fault = f"the HTTP API stopped by itself with exit code {code}"
+            self._child.kill()
+            self._child = None
             pause = self._next_pause()
             if pause is None and self._settings.api_backend:
                 raise LaunchError(fault)
             pause = pause or RESTART_WINDOW_S
             log.error("%s: restart in %g s", fault, pause)
             self._restart_at = time.monotonic() + pause
-        if self._popen is None and time.monotonic() >= self._restart_at:
+        if self._child is None and time.monotonic() >= self._restart_at:
             try:
                 self._launch()
             except LaunchError as error:
@@ -128,42 +122,33 @@ class Api:
     def _next_pause(self) -> float | None:
         return self._policy.next_pause(time.monotonic())
 
+    def check_settings(self) -> None:
+        """Run `check` where a setting may be wrong: it takes some seconds, which other starts need not wait."""
+        if self._settings.model_fields_set & CHECKED:
+            self.check()
+
     def check(self) -> None:
         """Make the application in a process that logs what it would refuse, and serves nothing.
 
         Raises:
-            LaunchError: It cannot start with these settings.
+            BadSetting: It cannot start with these settings.
         """
         command = [sys.executable, "-m", "hiscore.api", "--check"]
         if subprocess.run(command, env=self._environment(), check=False).returncode:
-            raise LaunchError(
+            raise BadSetting(
                 "the HTTP API cannot start with these settings; see above (API_PORT= starts none)"
             )
 
     def stop(self) -> None:
         """Let the API finish its requests, then end all of its processes."""
-        if self._popen is None:
-            return
-        self._popen.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(self._settings.drain_timeout_s + GRACE_SECONDS)
-        self._kill()
-
-    def _kill(self) -> None:
-        assert self._popen is not None
-        group = self._popen.pid
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        self._popen.wait()
-        self._popen = None
-        deadline = time.monotonic() + KILL_SECONDS
-        while _lives(group) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        if self._child:
+            self._child.stop(self._settings.drain_timeout_s + GRACE_SECONDS)
+        self._child = None
 
     def _launch(self) -> None:
         command = [sys.executable, "-m", "hiscore.api"]
         try:
-            self._popen = start_child(command, self._environment(), self._log_path)
+            self._child = Child(command, self._environment(), self._log_path)
         except (LinkRefused, OSError) as error:  # a certificate that is being replaced, say
             self._restart_at = time.monotonic() + RESTART_WINDOW_S
             raise LaunchError(f"the HTTP API cannot be started: {error}") from None
@@ -187,7 +172,7 @@ class Api:
             for name, value in given.items()
             if value is not None
         }
-        return {**ALLOCATOR, **os.environ, **link_variables(settings, os.environ), **variables}
+        return {**LIBRARIES, **os.environ, **link_variables(settings, os.environ), **variables}
 
     def _answers(self) -> bool:
         host = self.url.partition("://")[2]
@@ -209,18 +194,6 @@ class Api:
             connection.close()
 
 
-def _lives(group: int) -> bool:
-    # As the first process of a container we inherit the processes of a dead API and have to reap them.
-    with suppress(ChildProcessError):
-        while os.waitpid(-group, os.WNOHANG)[0]:
-            pass
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def body_bytes(settings: ServeSettings) -> int:
     """Bytes of a body that the API reads: four times the text of the largest call, for escapes in JSON."""
     return 4 * settings.max_text_bytes
@@ -230,16 +203,12 @@ def choose_port(settings: ServeSettings) -> int:
     """Return API_PORT, or a free one for 0.
 
     Raises:
-        LaunchError: The port is in use, or is another port of the server, too.
+        LaunchError: The port is in use, or the address is another machine's.
     """
     port, address = settings.api_port, settings.api_address or settings.bind_address
     assert port is not None, "there is to be no API"
-    if port in (settings.http_port, settings.grpc_port, settings.metrics_port) and port:
-        raise LaunchError(f"API_PORT {port} is also HTTP_PORT, GRPC_PORT or METRICS_PORT: they must differ")
-    if not is_free(address, port):
-        raise LaunchError(
-            f"API_PORT {port} is in use on {address}: stop what listens there, or choose another"
-        )
+    check_address("API_ADDRESS" if settings.api_address else "BIND_ADDRESS", address)
+    check_free("API_PORT", address, port)
     return port or free_ports(address, 1)[0]
 
 

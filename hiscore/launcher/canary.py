@@ -16,9 +16,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from hiscore.models.support import is_classifier
+from hiscore.models.family import is_classifier
+from hiscore.models.stored_config import stored_config
 from hiscore.settings import CANARY_ID
 
 log = logging.getLogger(__name__)
@@ -37,10 +38,14 @@ class Probe:
     """The canary of a model: good answers contain `expected`, and `counters` rise when the model works."""
 
     model: str
-    path: str
+    method: str
     body: Mapping[str, Any]
     expected: str
     counters: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        return f"/v2/models/{self.model}/{self.method}"
 
     def accepts(self, status: int, text: str) -> bool:
         """Tell whether an answer is good. In a stream, an error may follow the expected string."""
@@ -55,34 +60,19 @@ class Probe:
 
 def probes(models: Sequence[str], checkpoint: Path) -> list[Probe]:
     """A probe for each model that has its own process; the ensemble has none."""
-    classifies = is_classifier(json.loads((checkpoint / "config.json").read_text()).get("architectures"))
+    classifies = is_classifier(stored_config(checkpoint).get("architectures"))
     labels = [] if classifies else [0]
     by_text = _infer(query=["a"], items=["b"], **({} if classifies else {"label_token_ids": labels}))
     # No query, one item of one token: delimiter, token, delimiter.
     by_ids = _infer(input_ids=[0, 0, 0], delimiter_indices=[0, 2], label_token_ids=labels)
+    prompt = {"input_ids": [0], "max_tokens": 1}
+    # The prefill of a long prompt can take minutes before the first step.
+    steps = ("hiscore_decode_prompt_tokens_total", "hiscore_decode_steps_total")
+    batches = ("hiscore_batches_total",)
     every = [
-        Probe(
-            "tokenizer",
-            "/v2/models/tokenizer/infer",
-            by_text,
-            expected='"input_ids"',
-            counters=("hiscore_tokenizer_batches_total",),
-        ),
-        Probe(
-            "scorer",
-            "/v2/models/scorer/infer",
-            by_ids,
-            expected='"scores"',
-            counters=("hiscore_batches_total",),
-        ),
-        Probe(
-            "decode",
-            "/v2/models/decode/generate_stream",
-            {"input_ids": [0], "max_tokens": 1},
-            expected='"finish_reason"',
-            # The prefill of a long prompt can take minutes before the first step.
-            counters=("hiscore_decode_prompt_tokens_total", "hiscore_decode_steps_total"),
-        ),
+        Probe("tokenizer", "infer", by_text, '"input_ids"', ("hiscore_tokenizer_batches_total",)),
+        Probe("scorer", "infer", by_ids, '"usage"', batches),
+        Probe("decode", "generate_stream", prompt, '"finish_reason"', steps),
     ]
     return [probe for probe in every if probe.model in models]
 
@@ -102,16 +92,6 @@ def _infer(**tensors: list[Any]) -> dict[str, Any]:
     }
 
 
-class Transport(Protocol):
-    """The way in which canaries reach the server."""
-
-    def call(self, path: str, body: str) -> tuple[int, str]:
-        """POST a JSON body: status and text; status 0 and the error if no answer came."""
-
-    def metrics(self) -> str | None:
-        """The metrics page, or None if it cannot be read."""
-
-
 class HttpTransport:
     """Triton's HTTP and metrics ports, as ``host:port`` each; an answer is awaited for `timeout_s`."""
 
@@ -120,12 +100,14 @@ class HttpTransport:
         self._timeout_s = timeout_s
 
     def call(self, path: str, body: str) -> tuple[int, str]:
+        """POST a JSON body: status and text; status 0 and the error if no answer came."""
         try:
             return self._request(self._http_address, "POST", path, body)
         except (OSError, http.client.HTTPException) as error:
             return 0, repr(error)
 
     def metrics(self) -> str | None:
+        """Read the metrics page; None if that fails."""
         try:
             status, text = self._request(self._metrics_address, "GET", "/metrics", None)
         except (OSError, http.client.HTTPException):
@@ -151,7 +133,9 @@ class Canary:
     process up.
     """
 
-    def __init__(self, probe: Probe, transport: Transport, progress: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, probe: Probe, transport: HttpTransport, progress: Callable[[], int] = lambda: 0
+    ) -> None:
         """Watch a model, whose `progress` is a counter that rises within a batch, too."""
         self.model, self.misses, self.dead = probe.model, 0, False
         self._probe, self._transport, self._progress = probe, transport, progress

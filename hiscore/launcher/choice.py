@@ -11,10 +11,18 @@ from hiscore.launcher import preflight
 from hiscore.launcher.device_choice import choose_device
 from hiscore.launcher.distribution import Distribution, find_distribution
 from hiscore.launcher.early_checks import check_early
-from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.errors import BadSetting
 from hiscore.launcher.preflight import SHM_BYTES
-from hiscore.launcher.repository import Change, changes, num_instances, select
-from hiscore.models.support import ENSEMBLES, choose_selector, label_names, servable
+from hiscore.launcher.repository import Change, changes, num_instances, select, shipped
+from hiscore.models.stored_config import stored_config
+from hiscore.models.support import (
+    ENSEMBLES,
+    choose_selector,
+    context_limit,
+    label_names,
+    longest_context,
+    servable,
+)
 from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -35,45 +43,46 @@ class Choice:
     left_out: dict[str, str]
     device: Literal["cpu", "cuda"]
     distribution: Distribution
+    repository: Path
     changes: Mapping[str, Change]
 
 
-def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
-    """Choose, and check all that can be checked without a start, the quick checks first.
-
-    With `check_digests` all files of the checkpoint are read.
+def choose(settings: ServeSettings) -> Choice:
+    """Choose, and check all that can be checked before a weight is read, the quick checks first.
 
     Raises:
         LaunchError: A check fails.
-        CheckpointError: There is no such checkpoint, or one of its files does not match its SHA256SUMS.
+        CheckpointError: There is no such checkpoint.
     """
     check_early(settings)
     distribution = find_distribution()
     preflight.check_installation(settings, distribution)
+    repository = shipped()
     directory = checkpoint.resolve(settings.model)
-    if check_digests:
-        checkpoint.check_digests(directory)
-    capabilities = servable(directory, settings.tensor_parallel)
+    device, why = choose_device(settings.device)
+    capabilities = servable(directory, settings.tensor_parallel, on_gpu=device == "cuda")
     models, left_out = select(settings.models, capabilities)
     for model, reason in left_out.items():
         log.warning("model %s is left out: %s", model, reason)
-    device, reason = choose_device(settings.device)
-    log.info("serving %s from %s on %s (%s)", ", ".join(models), directory, device, reason)
+    log.info("serving %s from %s on %s (%s)", ", ".join(models), directory, device, why)
     if device == "cpu":
         log.info("two errors of Triton about CUDA follow, which mean no more than that: there is no GPU")
     processes = {"tokenizer": 1, **dict.fromkeys(ENSEMBLES, 0)}
     instances = sum(processes.get(model, num_instances(settings, device)) for model in models)
     preflight.check_shared_memory(instances * SHM_BYTES, preflight.free_shared_memory())
-    if "decode" in models:
-        try:
+    try:
+        if longest := longest_context(stored_config(directory)):
+            context_limit(longest, settings.max_context)
+        if "decode" in models:
             choose_selector(settings.selector, capabilities.selectors)
-        except ValueError as error:
-            raise LaunchError(str(error)) from None
+    except ValueError as error:
+        raise BadSetting(str(error)) from None
     return Choice(
         directory,
         models,
         left_out,
         device,
         distribution,
+        repository,
         changes(settings, device, models, label_names(directory)),
     )

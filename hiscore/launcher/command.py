@@ -1,12 +1,12 @@
 """The command line of tritonserver: only the interfaces that a scoring service needs are open."""
 
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 
 from hiscore.launcher.addresses import for_evhtp, in_url
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.preflight import SHM_BYTES
+from hiscore.settings import ServeSettings
 
 # These show callers the server's internals or give control over it. They are locked with a key that nobody knows.
 RESTRICTED = "shared-memory,model-repository,trace,logging"
@@ -16,46 +16,31 @@ UNSENDABLE = "\n"
 
 
 def tritonserver_flags(
-    repository: Path,
-    backends: Path,
-    server_id: str,
-    address: str,
-    http_address: str,
-    tls: Sequence[str],
-    tracing: Sequence[str],
-    ports: Ports,
-    gpu: bool,
-    drain_s: int,
+    settings: ServeSettings, directory: Path, ports: Ports, http_address: str, gpu: bool
 ) -> list[str]:
-    """Make the flags for Triton 2.51 and newer.
-
-    Args:
-        server_id: The server's id, and the prefix of its shared memory.
-        address: The address of gRPC and metrics.
-        ports: None of them 0.
-        drain_s: Seconds that running calls get when the server stops.
-    """
+    """Make the flags for Triton 2.51 and newer; the name of `directory` prefixes the server's shared memory."""
+    server_id, address = directory.name, settings.bind_address
     # Without a GPU both features only log errors.
     no_gpu = ["--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0"]
     key = f"hiscore={secrets.token_hex(16)}{UNSENDABLE}"
     return [
         *([] if gpu else no_gpu),
         f"--id={server_id}",
-        f"--model-repository={repository}",
-        f"--backend-directory={backends}",
+        f"--model-repository={directory / 'models'}",
+        f"--backend-directory={directory / 'backends'}",
         "--model-control-mode=none",
         "--disable-auto-complete-config",
         "--strict-readiness=true",
         "--exit-on-error=true",
-        f"--exit-timeout-secs={drain_s}",
+        f"--exit-timeout-secs={settings.drain_timeout_s}",
         f"--http-address={for_evhtp(http_address)}",
         f"--http-port={ports.http}",
         f"--http-restricted-api={RESTRICTED}:{key}",
         f"--grpc-address={in_url(address)}",
         f"--grpc-port={ports.grpc}",
         f"--grpc-restricted-protocol={RESTRICTED}:{key}",
-        *tls,
-        *tracing,
+        *tls_flags(settings.tls_cert, settings.tls_key, settings.tls_client_ca),
+        *trace_flags(settings.trace_url, settings.trace_rate),
         f"--metrics-address={for_evhtp(address)}",
         f"--metrics-port={ports.metrics}",
         "--allow-sagemaker=false",

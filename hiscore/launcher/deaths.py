@@ -40,14 +40,14 @@ class OomKills:
         return 0
 
 
-def zombie_status(pid: int, proc: Path = PROC) -> int | None:
-    """The wait status of a process that has ended and has not been reaped; None if it is not there."""
+def zombie_exit_code(pid: int) -> int | None:
+    """The exit code, negative for a signal, of a process that has not been reaped; None if it is not there."""
     try:
         # The name, in parentheses, may hold anything.
-        state, *fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        state, *fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return int(fields[-1]) if state == "Z" else None
+    return os.waitstatus_to_exitcode(int(fields[-1])) if state == "Z" else None
 
 
 def describe(code: int | None, out_of_memory: bool) -> str:
@@ -58,11 +58,6 @@ def describe(code: int | None, out_of_memory: bool) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was killed by signal {-code} ({_signal_name(-code)}){by_memory}"
-
-
-def exit_code(status: int | None) -> int | None:
-    """The exit code in a wait status, negative for a signal."""
-    return None if status is None else os.waitstatus_to_exitcode(status)
 
 
 def _signal_name(number: int) -> str:

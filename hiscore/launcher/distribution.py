@@ -8,8 +8,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiscore.launcher.allocator import ALLOCATOR
-from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.errors import BadSetting
+from hiscore.launcher.libraries import LIBRARIES
 
 STUB = "triton_python_backend_stub"
 SCRIPTS = Path(sys.executable).parent
@@ -39,7 +39,7 @@ class Distribution:
 
         The stub takes its packages from the virtual environment whose ``python3`` comes first on PATH, and its
         interpreter from the libpython that the dynamic loader finds. It ignores PYTHONPATH. Settings of the
-        allocator that are in the launcher's environment stay.
+        libraries that are in the launcher's environment stay.
         """
         path = [str(SCRIPTS), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
         loader = [
@@ -48,7 +48,7 @@ class Distribution:
             *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)),
         ]
         return {
-            **ALLOCATOR,
+            **LIBRARIES,
             **os.environ,
             "PATH": os.pathsep.join(path),
             "LD_LIBRARY_PATH": os.pathsep.join(dict.fromkeys(loader)),
@@ -96,13 +96,18 @@ def find_distribution() -> Distribution:
     With TRITONSERVER, TRITON_BACKENDS is the directory of its backends, TRITON_LIBS a search path for libraries.
 
     Raises:
-        LaunchError: There is none, or a part of it is missing.
+        BadSetting: There is none, or a part of it is missing.
     """
     named = os.environ.get("TRITONSERVER")
-    distribution = _named(Path(named)) if named else _wheel()
-    for part in (distribution.tritonserver, distribution.python_backend, distribution.stub):
+    if named and not os.access(named, os.X_OK):
+        raise BadSetting(f"TRITONSERVER names {named}, which is no program")
+    distribution = _named(Path(named).absolute()) if named else _wheel()
+    for part in (distribution.python_backend, distribution.stub):
         if not part.exists():
-            raise LaunchError(f"{part} does not exist: it should come with {distribution.tritonserver}")
+            raise BadSetting(
+                f"{part} does not exist: it should come with {distribution.tritonserver} (TRITONSERVER, "
+                "TRITON_BACKENDS)"
+            )
     return distribution
 
 
@@ -120,8 +125,8 @@ def _wheel() -> Distribution:
     # Not imported: importing pytriton takes seconds and changes the logging of this process.
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
-        raise LaunchError(
-            "no tritonserver found: install one with `pip install '.[triton,server]'` in a checkout of hiscore, "
+        raise BadSetting(
+            "no tritonserver found: install one with `pip install '.[triton]' ./client` in a checkout of hiscore, "
             "or set TRITONSERVER, TRITON_BACKENDS and TRITON_LIBS"
         )
     package = Path(spec.origin).parent

@@ -15,15 +15,15 @@ from pathlib import Path
 import hiscore
 from hiscore.launcher.device_choice import no_gpu
 from hiscore.launcher.distribution import find_distribution
+from hiscore.launcher.early_checks import PORTS
 from hiscore.launcher.ports import is_free
 from hiscore.launcher.preflight import free_shared_memory
 from hiscore.launcher.versions import PACKAGES, installed, tritonserver
-from hiscore.server.host import available_host_bytes
+from hiscore.server.host import available_host_bytes, usable_cores
 from hiscore.settings import ServeSettings
 
 GPU_QUERY = "--query-gpu=name,driver_version,memory.total,memory.used,compute_cap"
 LIMITS = {"open files": "RLIMIT_NOFILE", "locked memory": "RLIMIT_MEMLOCK", "data": "RLIMIT_DATA"}
-PORTS = ("http_port", "grpc_port", "metrics_port", "health_port", "api_port")
 
 
 def versions() -> Iterator[str]:
@@ -42,7 +42,7 @@ def devices() -> Iterator[str]:
         command = [program, GPU_QUERY, "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         yield from (done.stdout or done.stderr).strip().splitlines()
-    yield f"processors: {os.cpu_count()}, of which {len(os.sched_getaffinity(0))} may be used"
+    yield f"processors: {os.cpu_count()}, of which {usable_cores()} may be used"
 
 
 def memory() -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hiscore.launcher.addresses import family
-from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.errors import BadSetting, LaunchError
 
 FIRST = 10_000
 """First port to choose from: most services have lower ones."""
@@ -29,31 +29,19 @@ class Ports:
         """Replace zeros by free ports.
 
         Raises:
-            LaunchError: The address is not this machine's, a given port is in use, or two are the same.
+            LaunchError: A given port is in use.
         """
-        given = [port for port in self.all() if port]
-        if len(set(given)) < len(given):
-            raise LaunchError(f"HTTP_PORT, GRPC_PORT and METRICS_PORT must differ: they are {self.all()}")
-        if not is_free(address, 0):
-            raise LaunchError(
-                f"BIND_ADDRESS {address} is not an address of this machine that can be listened on"
-            )
-        taken = self.taken(address)
-        if taken:
-            name, port = taken[0]
-            raise LaunchError(
-                f"{name.upper()}_PORT {port} is in use on {address}: stop what listens there, or choose another"
-            )
+        for field in fields(self):
+            check_free(f"{field.name.upper()}_PORT", address, getattr(self, field.name))
         return Ports(*(port or free for port, free in zip(self.all(), free_ports(address, 3), strict=True)))
 
     def all(self) -> tuple[int, int, int]:
         """The ports: http, grpc, metrics."""
         return self.http, self.grpc, self.metrics
 
-    def taken(self, address: str) -> list[tuple[str, int]]:
-        """Name and number of the ports that are in use."""
-        numbered = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        return [(name, port) for name, port in numbered if port and not is_free(address, port)]
+    def taken(self, address: str) -> bool:
+        """Tell whether one of them is in use."""
+        return not all(is_free(address, port) for port in self.all())
 
 
 def free_ports(address: str, count: int, ephemeral: Path = EPHEMERAL) -> list[int]:
@@ -84,6 +72,18 @@ def _below(ephemeral: Path) -> range:
         return range(FIRST, int(ephemeral.read_text().split()[0]))
     except (OSError, ValueError, IndexError):
         return range(0)
+
+
+def check_address(name: str, address: str) -> None:
+    """Refuse an address that is not this machine's."""
+    if not is_free(address, 0):
+        raise BadSetting(f"{name} {address} is not an address of this machine that can be listened on")
+
+
+def check_free(name: str, address: str, port: int) -> None:
+    """Refuse a port in use."""
+    if not is_free(address, port):
+        raise LaunchError(f"{name} {port} is in use on {address}: stop what listens there, or choose another")
 
 
 def is_free(address: str, port: int) -> bool:

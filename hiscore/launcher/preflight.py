@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hiscore.launcher.distribution import PYTHON, SCRIPTS, Distribution
-from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.errors import BadSetting, LaunchError
 from hiscore.launcher.workspace import SHARED_MEMORY
 from hiscore.settings import ServeSettings
 
@@ -45,7 +45,7 @@ def check_exposure(settings: ServeSettings, distribution: Distribution) -> None:
     if version is None or version < FIRST_SAFE_VERSION:
         installed = "an unknown version" if version is None else "{}.{}".format(*version)
         safe = "{}.{}".format(*FIRST_SAFE_VERSION)
-        raise LaunchError(
+        raise BadSetting(
             f"BIND_ADDRESS {settings.bind_address} opens tritonserver ({installed}) to other machines, and "
             f"versions before {safe} (26.07) have known vulnerabilities: name a newer one in TRITONSERVER, keep "
             "to 127.0.0.1 behind a gateway, or set ALLOW_KNOWN_CVES=on where every caller is trusted"

@@ -1,32 +1,27 @@
-"""Start a tritonserver, wait until it is ready, stop it, and make sure that its stubs are gone, too."""
+"""A tritonserver: wait until it is ready, see what is wrong with it, bound the memory that calls take in it."""
 
 import http.client
 import json
 import logging
-import os
 import re
 import resource
-import signal
-import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from hiscore.launcher.child import start_child
+from hiscore.launcher.child import POLL_SECONDS, Child
 from hiscore.launcher.deaths import OomKills, describe
 from hiscore.launcher.errors import LaunchError, NeverReady
-from hiscore.launcher.given_up import GivenUp
-from hiscore.launcher.stubs import Stubs
+from hiscore.launcher.stubs import GivenUp, Stubs
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.05
-# Stubs check for their server every 0.3 seconds and exit when it is gone.
-STUB_SECONDS = 5.0
 # Triton's lines start with level, date and time: "E1121 07:58:01.123456 ...".
 LINE_START = re.compile(r"([EWIF])\d{4} \d\d:\d\d:\d\d")
 MAX_LINES = 15
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs, whatever proxy the environment names."""
 # Logged as errors whenever there is no GPU.
 HARMLESS = ("CudaDriverHelper has not been initialized", "unable to create stream for")
 # Memory that calls may take in tritonserver itself, in bytes: a share of what is free, within bounds.
@@ -35,57 +30,25 @@ LEAST_ALLOWED = 2**28
 SHARE_ALLOWED = 4
 
 
-class Process:
-    """A command in its own process group, so that a Ctrl-C reaches it only through us.
-
-    It gets a SIGTERM when the thread that creates this object ends.
-    """
+class Process(Child):
+    """A tritonserver, and its stubs."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log_path: Path | None,
-        lock: int,
+        self, command: Sequence[str], environment: Mapping[str, str], log_path: Path | None, lock: int
     ) -> None:
-        """Start the command.
-
-        Args:
-            environment: All of its variables.
-            log_path: The file of its output; None: our standard error.
-            lock: File descriptor that it and its children keep open.
-        """
+        """Start the command, which keeps the file descriptor `lock` open, as its children do."""
         self._oom_kills = OomKills()
-        self._popen = start_child(command, environment, log_path, pass_fds=[lock])
-        self._stubs = Stubs(self._popen.pid)
-
-    @property
-    def pid(self) -> int:
-        """The server's process id, and the id of the process group of its stubs."""
-        return self._popen.pid
-
-    def exit_code(self) -> int | None:
-        """The exit code, negative for a signal; None while the server runs."""
-        return self._popen.poll()
+        super().__init__(command, environment, log_path, [lock])
+        self._stubs = Stubs(self.pid)
 
     def fault(self) -> str:
         """Say what is wrong with the server or one of its models; empty if nothing is."""
-        stubs = self._look()
         code = self.exit_code()
-        # A server that has died took its children along.
         if code is None:
-            return stubs
-        return f"tritonserver stopped by itself: it {describe(code, self._oom_kills.risen())}"
-
-    def lost_stub(self) -> bool:
-        """Tell whether a model's process has died. The server itself goes on as if nothing had happened."""
-        self._look()
-        return self._stubs.lost and self.exit_code() is None
-
-    def _look(self) -> str:
-        if self.exit_code() is None:
             self._stubs.look()
-        return self._stubs.fault()
+            return self._stubs.fault()
+        # It took its children along.
+        return f"tritonserver stopped by itself: it {describe(code, self._oom_kills.risen())}"
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
         """Wait until `ready` returns True.
@@ -109,45 +72,6 @@ class Process:
         # Take stock of the stubs now: one that dies before the next check would go unnoticed.
         self._stubs.look()
 
-    def stop(self, drain_s: float) -> None:
-        """Let the server finish its requests for at most `drain_s`, then kill what is left of it and its stubs."""
-        if self.exit_code() is None:
-            self._popen.terminate()
-            try:
-                self._popen.wait(drain_s)
-            except subprocess.TimeoutExpired:
-                self._popen.kill()
-        self._popen.wait()
-        if not self._group_goes():
-            self.kill()
-
-    def kill(self) -> None:
-        """Kill the server and its stubs at once; clients that wait for an answer get an error."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._popen.wait()
-        self._group_goes()
-
-    def _group_goes(self) -> bool:
-        """Wait until no process of the group is left; False if that takes too long."""
-        deadline = time.monotonic() + STUB_SECONDS
-        while self._group_lives():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_SECONDS)
-        return True
-
-    def _group_lives(self) -> bool:
-        # As the first process of a container we inherit the stubs of a dead server and have to reap them.
-        with suppress(ChildProcessError):
-            while os.waitpid(-self.pid, os.WNOHANG)[0]:
-                pass
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
 
 def is_ready(http_address: str, metrics_address: str, server_id: str) -> bool:
     """Tell whether the server at ``host:port`` is up, with every model loaded and its metrics.
@@ -164,15 +88,8 @@ def is_ready(http_address: str, metrics_address: str, server_id: str) -> bool:
 
 
 def _get(address: str, path: str) -> bytes:
-    connection = http.client.HTTPConnection(address, timeout=5)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        body = response.read()
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise OSError(f"{path} answers {response.status}")
+    with DIRECT.open(f"http://{address}{path}", timeout=5) as response:
+        body: bytes = response.read()
     return body
 
 

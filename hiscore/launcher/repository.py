@@ -1,19 +1,23 @@
 """The model repository that tritonserver reads: ours as it stands, but for configs in which a value differs."""
 
+import argparse
 import os
 import re
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hiscore.launcher.device_choice import has_gpus, visible_gpus
-from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.errors import BadSetting
 from hiscore.models.support import ENSEMBLES, MODELS, Capabilities
 from hiscore.settings import MODEL_SETTINGS, ServeSettings
 from hiscore.settings.models import variables
 
-SHIPPED = Path(__file__).resolve().parents[2] / "model_repository"
+# A link in a checkout, a directory where hiscore is installed.
+SHIPPED = (Path(__file__).parents[1] / "model_repository").resolve()
 CONFIG, LABELS = "config.pbtxt", "labels.txt"
 BATCH_CALLS = re.compile(r"^max_batch_size: (\d+)$", re.MULTILINE)
 STEPS = {"tokenizer", "scorer"}
@@ -38,22 +42,24 @@ class Change:
 
 
 def shipped() -> Path:
-    """The directory of the models: where hiscore is installed apart from it, a variable names it."""
-    return Path(os.environ.get("HISCORE_MODEL_REPOSITORY") or SHIPPED)
+    """Find the directory of the models: where hiscore is installed apart from it, a variable names it.
+
+    Raises:
+        BadSetting: A model is missing.
+    """
+    source = Path(os.environ.get("HISCORE_MODEL_REPOSITORY") or SHIPPED)
+    for model in MODELS:
+        if not (config := source / model / CONFIG).is_file():
+            raise BadSetting(
+                f"{config} is missing: HISCORE_MODEL_REPOSITORY must name hiscore's model_repository/"
+            )
+    return source
 
 
 def write_repository(source: Path, target: Path, changes: Mapping[str, Change]) -> None:
-    """Make a repository of links to the models of `source`; those that change get a config of their own.
-
-    Raises:
-        LaunchError: A model is missing; the message names its config.
-    """
+    """Make a repository of links to the models of `source`; those that change get a config of their own."""
     for model, change in changes.items():
         config = source / model / CONFIG
-        if not config.is_file():
-            raise LaunchError(
-                f"{config} is missing: HISCORE_MODEL_REPOSITORY must name hiscore's model_repository/"
-            )
         text = config.read_text(encoding="utf-8")
         changed = changed_config(text, change)
         own = {CONFIG: changed} if changed != text else {}
@@ -136,20 +142,38 @@ def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...],
     `requested` has names separated by commas; empty: all, but `classify` for classifiers alone.
 
     Raises:
-        LaunchError: An unknown name, an ensemble without its steps, or nothing is left.
+        BadSetting: An unknown name, an ensemble without its steps, or nothing is left.
     """
     served = tuple(name for name in MODELS if name != "classify" or name in capabilities.models)
     names = tuple(dict.fromkeys(filter(None, (name.strip() for name in requested.split(","))))) or served
     unknown = sorted(set(names) - set(MODELS))
     if unknown:
-        raise LaunchError(f"MODELS names '{unknown[0]}': known are {', '.join(MODELS)}")
+        raise BadSetting(f"MODELS names '{unknown[0]}': known are {', '.join(MODELS)}")
     if (ensembles := set(names) & set(ENSEMBLES)) and not set(names) >= STEPS:
-        raise LaunchError(f"MODELS names {min(ensembles)}, which needs tokenizer and scorer: name all three")
+        raise BadSetting(f"MODELS names {min(ensembles)}, which needs tokenizer and scorer: name all three")
     left_out = {name: capabilities.left_out[name] for name in names if name not in capabilities.models}
     chosen = tuple(name for name in names if name not in left_out)
     # A tokenizer alone is served only to those who ask for it alone.
     computing = {"scorer", "decode"}
     if not chosen or (computing & set(names) and not computing & set(chosen)):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise LaunchError(f"no model is left to serve ({reasons})")
+        raise BadSetting(f"no model is left to serve ({reasons})")
     return chosen, left_out
+
+
+def main() -> int:
+    """Copy the repository for another Triton. The exit code is 2 if the directory holds something."""
+    about = "The model repository in a directory of its own, for another Triton."
+    parser = argparse.ArgumentParser(prog="hiscore repository", description=about)
+    parser.add_argument("directory", type=Path, help="a new or empty directory")
+    directory: Path = parser.parse_args().directory
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        print(f"error: {directory} holds something: name a new directory", file=sys.stderr)
+        return 2
+    shutil.copytree(SHIPPED, directory, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    print(f"tritonserver --model-repository={directory.resolve()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,19 +2,20 @@
 
 import logging
 import signal
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
+from hiscore.checkpoint import check_digests
 from hiscore.launcher.addresses import in_url, is_ipv6, reachable
 from hiscore.launcher.canary import CANARY_MISSES, CANARY_PATIENCE, Canaries, Canary, HttpTransport, probes
-from hiscore.launcher.choice import choose
-from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
+from hiscore.launcher.choice import Choice, choose
+from hiscore.launcher.command import tritonserver_flags
 from hiscore.launcher.errors import LaunchError, NeverReady
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, default_allowance, failure_reason, is_ready, limit_memory
-from hiscore.launcher.repository import shipped, with_settings, write_repository
+from hiscore.launcher.repository import with_settings, write_repository
 from hiscore.launcher.workspace import Workspace
 from hiscore.server.host import available_host_bytes
 from hiscore.server.progress import read_progress
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 # Seconds between the end of Triton's own drain and killing it.
 GRACE_SECONDS = 10
 # On a busy machine Triton 2.51 sometimes gives up a model that loads: it aborts over a lock of its Python backend,
-# or is never ready (`given_up`). If a model is at fault, it ends with an exit code instead.
+# or is never ready (`GivenUp`). If a model is at fault, it ends with an exit code instead.
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
 STARTS_AFTER_CRASHES = 2
 
@@ -40,6 +41,7 @@ class Server:
     Args:
         log_path: The file of the server's output; None: this process's standard error.
         while_waiting: Called several times a second while models load; ends the start by raising.
+        choice: What was chosen for `settings` already.
     """
 
     checkpoint: Path
@@ -52,8 +54,9 @@ class Server:
         settings: ServeSettings,
         log_path: Path | None = None,
         while_waiting: Callable[[], None] = lambda: None,
+        choice: Choice | None = None,
     ) -> None:
-        self.settings, self._while_waiting = settings, while_waiting
+        self.settings, self._while_waiting, self._chosen = settings, while_waiting, choice
         self.log_path = log_path
         self._workspace: Workspace | None = None
         self._process: Process | None = None
@@ -62,9 +65,7 @@ class Server:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -111,17 +112,23 @@ class Server:
             CheckpointError: There is no such checkpoint, or one of its files does not match its SHA256SUMS.
         """
         settings = self.settings
-        self._choice = choice = choose(settings)
+        self._choice = choice = self._chosen or choose(settings)
+        check_digests(choice.checkpoint)
         self.checkpoint, self.models, self.left_out = choice.checkpoint, choice.models, choice.left_out
-        self._workspace = Workspace()
         try:
+            self._workspace = Workspace()
             models = self._workspace.path / "models"
             models.mkdir()
-            write_repository(shipped(), models, choice.changes)
+            write_repository(choice.repository, models, choice.changes)
             choice.distribution.link_backends(self._workspace.path / "backends")
             choice.distribution.link_libpython(self._workspace.path / "lib")
             requested = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)
             self._launch(requested)
+        except OSError as error:  # a full disk, say
+            self.stop()
+            raise LaunchError(
+                f"{tempfile.gettempdir()} (TMPDIR) cannot be written: {error.strerror}"
+            ) from None
         except BaseException:
             self.stop()
             raise
@@ -169,18 +176,8 @@ class Server:
         tries = STARTS_AFTER_CRASHES
         while True:
             self.ports = requested.choose(settings.bind_address)
-            flags = tritonserver_flags(
-                repository=workspace.path / "models",
-                backends=workspace.path / "backends",
-                server_id=workspace.name,
-                address=settings.bind_address,
-                http_address=self._http_host,
-                tls=tls_flags(settings.tls_cert, settings.tls_key, settings.tls_client_ca),
-                tracing=trace_flags(settings.trace_url, settings.trace_rate),
-                ports=self.ports,
-                gpu=self._choice.device == "cuda",
-                drain_s=settings.drain_timeout_s,
-            )
+            on_gpu = self._choice.device == "cuda"
+            flags = tritonserver_flags(settings, workspace.path, self.ports, self._http_host, on_gpu)
             command = [str(self._choice.distribution.tritonserver), *flags]
             inherited = self._choice.distribution.environment(workspace.path / "lib")
             environment = with_settings(inherited, settings, self.checkpoint) | {

@@ -8,10 +8,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 from hiscore.launcher.errors import LaunchError
-from hiscore.settings import ServeSettings
+from hiscore.launcher.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -22,51 +22,6 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 # Long enough for a cause that comes back to use up MAX_RESTARTS, pauses and loading included.
 RESTART_WINDOW_S = 600
-
-
-class WatchedCanaries(Protocol):
-    """The part of `hiscore.launcher.canary.Canaries` that the watchdog uses."""
-
-    @property
-    def silent(self) -> list[str]:
-        """Models that count as hanging."""
-
-    @property
-    def doubtful(self) -> list[str]:
-        """Models that missed their last canary."""
-
-    def close(self) -> None:
-        """Send no more canaries."""
-
-
-class WatchedServer(Protocol):
-    """The part of `hiscore.launcher.server.Server` that the watchdog uses."""
-
-    @property
-    def settings(self) -> ServeSettings:
-        """The settings of the watch."""
-
-    def fault(self) -> str:
-        """Say what is wrong with its processes; empty if nothing is."""
-
-    def start_canaries(self) -> WatchedCanaries | None:
-        """Canaries for the running server; None if they are turned off."""
-
-    def kill(self) -> None:
-        """End the server at once."""
-
-    def restart(self) -> None:
-        """Start it again after `kill` and wait until it is ready."""
-
-
-class Clock(Protocol):
-    """The part of the module `time` that the watchdog uses."""
-
-    def monotonic(self) -> float:
-        """Seconds since some fixed point."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Wait."""
 
 
 class RestartPolicy:
@@ -95,7 +50,7 @@ class Watchdog:
     `idle` is called several times a second; it ends the watch by raising.
     """
 
-    def __init__(self, server: WatchedServer, idle: Callable[[], None], clock: Clock = time) -> None:
+    def __init__(self, server: Server, idle: Callable[[], None], clock: Any = time) -> None:
         self._server, self._idle, self._clock = server, idle, clock
         settings = server.settings
         self._policy = RestartPolicy(settings.max_restarts, RESTART_WINDOW_S)
@@ -107,9 +62,8 @@ class Watchdog:
     @property
     def alive(self) -> bool:
         """True while it watches, or is busy with a restart or a stop."""
-        return (
-            bool(self._busy_with) or self._clock.monotonic() - self._last_check < MAX_SECONDS_BETWEEN_CHECKS
-        )
+        since: float = self._clock.monotonic() - self._last_check
+        return bool(self._busy_with) or since < MAX_SECONDS_BETWEEN_CHECKS
 
     @property
     def unready(self) -> str:

@@ -21,13 +21,17 @@ from hiscore.device.copies import Kept, OnDevice, Uploads
 from hiscore.device.numerics import soft_cap
 from hiscore.layers.pair_products import multiply_pairs
 from hiscore.layers.products import linear
-from hiscore.parallel.group import Alone, Group
+from hiscore.parallel.group import Group
 from hiscore.parallel.shard import Shard
 
 Place = tuple[OnDevice, OnDevice | None]
 """Rows of labels in this rank's head, and 1 for those that it has, else 0; None if it has all."""
 ROW_SLICE = 256
 """Rows with logits at once: 148 MiB in float32 for a vocabulary of 151,936."""
+ROWS_AT_ONCE = 2_048
+"""Rows of the last layer and of a classifier's head that are computed at once."""
+LEAST_ROWS = 128
+"""Rows of a product on a GPU (`prefill.row_counts.MIN_ROWS`)."""
 CACHED_LABEL_SETS = 256
 """Sets of labels whose rows are cached: callers ask for the same few again and again."""
 MAX_CACHED_LABELS = 64
@@ -55,6 +59,7 @@ class LMHead:
         bias: Tensor | None = None,
         group: Group | None = None,
         vocabulary: int | None = None,
+        first: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Wrap the weights.
 
@@ -63,9 +68,11 @@ class LMHead:
                 has its share of the vocabulary.
             bias: float32 [labels], of a classifier that has one.
             vocabulary: Tokens of all ranks; None: as many as there are rows.
+            first: Of a classifier, what is before its last product, [R, hidden] to [R, inner]; None: nothing.
         """
+        self._first_layer = first
         self._weight, self._bias = weight, bias
-        self._group = group or Alone()
+        self._group = group or Group()
         self._vocabulary = len(weight) if vocabulary is None else vocabulary
         self._first = self._group.shard.span(self._vocabulary).start
         self._soft_cap = logit_soft_cap
@@ -87,6 +94,12 @@ class LMHead:
         rows = self._weight.float if labels is None else self._rows_of(labels, uploads)
 
         def compute(hidden: Tensor) -> Tensor:
+            if (parts := -(-len(hidden) // ROWS_AT_ONCE)) > 1:
+                return torch.cat([compute(part) for part in hidden.tensor_split(parts)])
+            if self._first_layer is not None:
+                # A GPU has kernels of other bits for few rows.
+                padded = pad(hidden, (0, 0, 0, max(0, LEAST_ROWS - len(hidden)) if hidden.is_cuda else 0))
+                hidden = self._first_layer(padded)[: len(hidden)]
             # Of a label, one rank has the row, and the others a row of zeros.
             logits = self._capped(self._group.sum(hidden.float() @ rows().T))
             return logits if self._bias is None else logits + self._bias
@@ -158,6 +171,54 @@ class LMHead:
             return torch.cat(parts)
 
         return compute
+
+    def token_logprobs(
+        self, rows: Int64, tokens: Int32, top: int | None, uploads: Uploads
+    ) -> Callable[[Tensor], Tensor]:
+        """Return a function of hidden, [R, hidden], to what n pairs of a row and a token have; rows ascend.
+
+        The result is float32 [n, 1]: the logarithm of each token's probability over the whole vocabulary. Unless
+        `top` is None, it is [n, 2 + 2 * top]: also the token's rank, from 1, and the likeliest tokens, first their
+        logarithms and then their ids.
+        """
+        edges = np.searchsorted(rows, np.arange(0, (int(rows[-1]) if len(rows) else 0) + 1, ROW_SLICE))
+        places = [
+            (self._kept.add(rows[first:end] % ROW_SLICE, uploads), self._place(tokens[first:end], uploads))
+            for first, end in pairwise([*edges, len(rows)])
+        ]
+
+        def compute(hidden: Tensor) -> Tensor:
+            parts = [hidden.new_empty((0, 1 if top is None else 2 + 2 * top), dtype=torch.float32)]
+            for (row, (token, held)), rows_at_once in zip(places, hidden.split(ROW_SLICE), strict=False):
+                logits = self._capped(self._product(rows_at_once))
+                logits.sub_(self._group.max(logits.amax(dim=1, keepdim=True)))
+                of_row = row()
+                logs = self._group.sum(logits.exp().sum(dim=1)).log_()
+                own = self._group.sum(_where(held, logits[of_row, token()]))
+                columns = [(own - logs[of_row])[:, None]]
+                if top is not None:
+                    columns += self._among_all(logits, logs, own, of_row, top)
+                parts.append(torch.cat([each.float() for each in columns], dim=1))
+            return torch.cat(parts)
+
+        return compute
+
+    def _among_all(self, logits: Tensor, logs: Tensor, own: Tensor, row: Tensor, top: int) -> list[Tensor]:
+        """Columns of `token_logprobs`: ranks, and the likeliest tokens of all ranks' shares."""
+        # A slice may hold a row for several tokens, and then the comparison is as large as that.
+        above = torch.cat(
+            [
+                # A CPU copies the comparison to the type of its sum: int64 would be twice a slice.
+                (logits[some] > each[:, None]).sum(dim=1, dtype=torch.float32)
+                for some, each in zip(row.split(ROW_SLICE), own.split(ROW_SLICE), strict=True)
+            ]
+        )
+        values, ids = logits.topk(min(top, logits.shape[1]), dim=1)
+        if self._group.shard.ranks > 1:
+            values, place = self._group.gather(values).topk(top, dim=1)
+            ids = self._group.gather((ids + self._first).float()).gather(1, place)
+        likeliest = [values - logs[:, None], ids.float()]
+        return [self._group.sum(above)[:, None] + 1, *(each[row] for each in likeliest)]
 
     def _powers(self, hidden: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield slices: first row, exp(logits - maximum) [rows, vocabulary], and sums of all ranks [rows, 1]."""

@@ -17,14 +17,23 @@ WEIGHT_SUM_EPS = 1e-20
 """transformers adds it to a sum of sigmoid weights before it divides by it."""
 
 
-def moe(w: Experts, h: Tensor) -> Tensor:
-    """Routed and shared experts, [T, hidden] to [T, hidden]."""
+def moe(w: Experts, h: Tensor, routed_by: Tensor | None = None) -> Tensor:
+    """Routed and shared experts, [T, hidden] to [T, hidden]; `routed_by` is what the router reads instead of h."""
     # PyTorch's own product, as in transformers: another rounding could choose another expert.
-    logits = torch.nn.functional.linear(h.float(), w.router, w.router_bias)
+    read = h if routed_by is None else routed_by
+    logits = torch.nn.functional.linear(read.float(), w.router, w.router_bias)
     chosen, weights = route(w, logits)
     each = looped(w, h, chosen)
     routed = (weights.to(widen(each).dtype)[:, None] @ widen(each)).squeeze(1).to(h.dtype)
-    return routed if w.shared is None else routed + shared_mlp(w.shared, h, w.activation)
+    return add_shared(w, routed, h, logits)
+
+
+def add_shared(w: Experts, routed: Tensor, h: Tensor, logits: Tensor) -> Tensor:
+    """Add the output of the shared expert, if there is one, to that of the routed ones, [T, hidden]."""
+    if w.shared is None:
+        return routed
+    shared = shared_mlp(w.shared, h, w.activation)
+    return routed + (shared * logits[:, -1:].sigmoid().to(shared.dtype) if w.gates_shared else shared)
 
 
 def shared_mlp(mlp: Mlp, h: Tensor, activation: str) -> Tensor:
@@ -34,13 +43,13 @@ def shared_mlp(mlp: Mlp, h: Tensor, activation: str) -> Tensor:
 
 def route(w: Experts, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Choose experts by the router's logits, float32 [T, E]; return them and their weights, [T, per_token]."""
-    how = w.routing
+    how, logits = w.routing, logits[:, :-1] if w.gates_shared else logits
     if how.sigmoid:
         return _route_by_sigmoid(w, logits)
     best = logits.topk(how.per_token, dim=1)
     among = best.values if how.normalise else logits
-    weights = (best.values - among.logsumexp(dim=1, keepdim=True)).exp()
-    return best.indices, weights * how.scale
+    weights = (best.values - among.logsumexp(dim=1, keepdim=True)).exp() * how.scale
+    return best.indices, weights if w.factors is None else weights * w.factors[best.indices]
 
 
 def _route_by_sigmoid(w: Experts, logits: Tensor) -> tuple[Tensor, Tensor]:

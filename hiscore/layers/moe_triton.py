@@ -7,7 +7,7 @@ from torch import Tensor
 from hiscore.kernels import experts as kernels
 from hiscore.kernels.gated_mlp import Tile
 from hiscore.kernels.scaled_fp8 import multiply_scaled_experts
-from hiscore.layers.moe import route, shared_mlp
+from hiscore.layers.moe import add_shared, route
 from hiscore.layers.scaled_fp8_triton import quantise
 from hiscore.layers.weights import Experts, Scales
 
@@ -36,7 +36,8 @@ FP8_LARGE_PREFILL = Tile(128, 64, 128, warps=8, stages=3)
 
 def moe(w: Experts, h: Tensor, step: bool = False) -> Tensor:
     """Routed and shared experts, [T, hidden] to [T, hidden]; a decode step has tiles of its own."""
-    chosen, weights = route(w, router_logits(w, h))
+    logits = router_logits(w, h)
+    chosen, weights = route(w, logits)
     each = expert_outputs(w, h, chosen, step)
     out = torch.empty_like(h)
     tokens, width = h.shape
@@ -45,7 +46,7 @@ def moe(w: Experts, h: Tensor, step: bool = False) -> Tensor:
         kernels.add_experts[(tokens, triton.cdiv(width, block))](
             each, weights.contiguous(), out, width, PER_TOKEN=chosen.shape[1], BLOCK=block
         )
-    return out if w.shared is None else out + shared_mlp(w.shared, h, w.activation)
+    return add_shared(w, out, h, logits)
 
 
 def router_logits(w: Experts, h: Tensor) -> Tensor:

@@ -1,21 +1,23 @@
-"""The operations of a decoder layer around attention: the interface.
+"""The operations of a decoder layer around attention, in PyTorch: for the CPU, and for tests of the kernels.
 
-`torch_ops` is the reference in PyTorch, `triton_ops` runs kernels on CUDA. Rows are new tokens, of any number of
-sequences; no operation mixes rows.
+`triton_ops` runs kernels on CUDA. Rows are new tokens, of any number of sequences; no operation mixes rows.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from hiscore.layers.fp8 import Quantised
+from hiscore.device.numerics import at_least_float32
+from hiscore.layers.activations import gated
+from hiscore.layers.fp8 import Quantised, quantise
 from hiscore.layers.moe import moe
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import Experts, LayerWeights, Projection
 
 
-class Ops(Protocol):
-    """Operations on T rows.
+class Ops:
+    """Operations on T rows, in PyTorch on any device.
 
     Names used throughout:
         x: The residual stream, [T, hidden] in `numerics.at_least_float32`.
@@ -25,6 +27,17 @@ class Ops(Protocol):
     What a projection reads (h, and the result of `gate`) is a Tensor, or under `fp8` a `Quantised`. An
     implementation may hand itself something else from one operation to the next, so callers only pass it on.
     """
+
+    def __init__(
+        self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str, centred: bool = False
+    ) -> None:
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._eps, self._centred = eps, centred
+        self._activation = activation
+
+    def adapt(self, ids: Tensor) -> Tensor:
+        """Take the rows' token ids, int32 [T], without the numbers of adapters, which hold for what follows."""
+        return ids
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
@@ -37,7 +50,8 @@ class Ops(Protocol):
             scale: Multiplies the embeddings.
             weight: [hidden], of the first layer's input norm; None where the family has none.
         """
-        ...
+        x = table[ids].to(at_least_float32(table.dtype)) * scale
+        return x, _for_projection(self._block_norm(x, weight, table.dtype), fp8)
 
     def rope_and_cache(
         self,
@@ -56,21 +70,31 @@ class Ops(Protocol):
             positions, slot_mapping: int32 [T]; a slot of -1 writes no key and value.
             pool: [slots, 2, kv_heads, head_dim], updated in place.
         """
+        kv_heads, head_dim = pool.shape[-2:]
+        heads = qkv.unflatten(1, (-1, head_dim))
+        # A layer that reads another's keys and values has none of its own.
+        q, k, v = heads.tensor_split((self._heads, self._heads + kv_heads), dim=1)
+        ones = None if layer.gemma4 is None else v.new_ones(head_dim)
+        for x, weight in ((q, layer.q_norm), (k, layer.k_norm), (v, ones)):
+            if weight is not None:
+                of_all = weight.ndim == 1 and len(weight) > head_dim
+                x.copy_(self._norm(x.flatten(1) if of_all else x, weight, x.dtype).view_as(x))
+        if rope is not None:
+            self._rotate(heads[:, : self._heads + kv_heads], rope, positions)
+        if k.numel():
+            (rows,) = torch.nonzero(slot_mapping >= 0, as_tuple=True)
+            pool[slot_mapping[rows]] = torch.stack((k[rows], v[rows]), dim=1)
 
     def add_norm(
-        self,
-        x: Tensor,
-        update: Tensor,
-        post_weight: Tensor | None,
-        weight: Tensor | None,
-        fp8: bool = False,
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
     ) -> Any:
         """Add a block's output to x, in place, and normalise the sum for the next block: h.
 
         `post_weight` is of a norm of the output, [T, hidden], itself; None where the family has none. Without
         `weight`, h is the sum itself.
         """
-        ...
+        x += self._block_norm(update, post_weight, update.dtype)
+        return _for_projection(self._block_norm(x, weight, update.dtype), fp8)
 
     def project(self, projection: Projection, h: Any) -> Tensor:
         """Apply a projection to the result of another operation: [T, in] to [T, out]."""
@@ -103,8 +127,30 @@ class Ops(Protocol):
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
         """act(gate) * up: [T, 2 F] to [T, F]."""
-        ...
+        return _for_projection(gated(gate_up, self._activation), fp8)
 
     def quantise(self, x: Tensor) -> Quantised:
         """Quantise what no other operation quantises, for a projection in fp8: [T, width]."""
-        ...
+        return quantise(x)
+
+    def _rotate(self, qk: Tensor, rope: Rope, positions: Tensor) -> None:
+        first, second = qk.to(at_least_float32(qk.dtype)).chunk(2, dim=-1)
+        cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        if rope.query_scales is not None:
+            turned[:, : self._heads] *= rope.query_scales[positions][:, None, None]
+        qk.copy_(turned)
+
+    def _block_norm(self, x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype) if weight is None else self._norm(x, weight, dtype)
+
+    def _norm(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        y = x.float()
+        if self._centred:
+            y = y - y.mean(-1, keepdim=True)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self._eps)
+        return (y.to(at_least_float32(dtype)) * weight).to(dtype)
+
+
+def _for_projection(x: Tensor, fp8: bool) -> Tensor | Quantised:
+    return quantise(x) if fp8 else x

@@ -86,12 +86,7 @@ class ParallelOps(Ops):
         return self._group.sum(partial)
 
     def add_norm(
-        self,
-        x: Tensor,
-        update: Tensor,
-        post_weight: Tensor | None,
-        weight: Tensor | None,
-        fp8: bool = False,
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
     ) -> Any:
         return self._inner.add_norm(x, update, post_weight, weight, fp8)
 

@@ -1,16 +1,20 @@
 """`Ops` by Triton kernels."""
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from hiscore.attention.metadata import TOKEN_BITS
 from hiscore.device.numerics import at_least_float32
 from hiscore.kernels import elementwise, gated_mlp, gemv
 from hiscore.kernels import rope as rope_kernels
+from hiscore.kernels.adapters import add_low_rank
 from hiscore.layers import moe_triton
+from hiscore.layers.adapters import Adapters
 from hiscore.layers.fp8 import FP8, Quantised
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
@@ -59,8 +63,7 @@ class TritonOps(Ops):
         centred: bool = False,
         step_products: StepProducts | None = None,
     ) -> None:
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
-        self._eps, self._centred = eps, centred
+        super().__init__(heads, kv_heads, head_dim, eps, activation, centred)
         self._gelu = GELU.get(activation, 0)
         self._step_products = step_products
 
@@ -105,12 +108,7 @@ class TritonOps(Ops):
         )  # fmt: skip
 
     def add_norm(
-        self,
-        x: Tensor,
-        update: Tensor,
-        post_weight: Tensor | None,
-        weight: Tensor | None,
-        fp8: bool = False,
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
     ) -> Tensor | Quantised:
         rows, width = x.shape
         h = _empty_quantised(rows, width, x) if fp8 else torch.empty_like(update)
@@ -200,6 +198,30 @@ class TritonOps(Ops):
                 WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
             )  # fmt: skip
         return out
+
+
+class AdaptedTritonOps(TritonOps):
+    """`TritonOps` under adapters: what a graph captures serves every mixture of them."""
+
+    def __init__(self, adapters: Adapters, *sizes: Any) -> None:
+        super().__init__(*sizes)
+        self._products = adapters.products
+
+    def adapt(self, ids: Tensor) -> Tensor:
+        self._numbers = ids >> TOKEN_BITS
+        return ids & ((1 << TOKEN_BITS) - 1)
+
+    def project(self, projection: Projection, h: Any) -> Tensor:
+        out = super().project(projection, h)
+        for each in self._products.get(id(projection), ()) if len(out) else ():
+            rank = max(last - first for first, last in pairwise(each.firsts))
+            add_low_rank(out[:, each.columns], h, each.down, each.up, each.table, rank, self._numbers)
+        return out
+
+    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
+        if id(projection) in self._products:
+            return self.activate(self.project(projection, h), fp8)
+        return super().gate(projection, h, fp8)
 
 
 def _empty_quantised(rows: int, width: int, like: Tensor) -> Quantised:

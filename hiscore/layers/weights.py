@@ -74,23 +74,67 @@ class Experts:
 
     routing: Routing
     activation: str
-    router: Tensor  # float32 [E, hidden]
-    router_bias: Tensor | None  # float32 [E]
-    correction: Tensor | None  # float32 [E]; with sigmoid alone
+    router: Tensor  # float32 [E, hidden]; with `gates_shared` a further row, of the shared expert's gate
     gate_up: Tensor  # [E, 2 F, hidden]: gate, then up
-    gate_up_bias: Tensor | None  # [E, 2 F]
     down: Tensor  # [E, hidden, F]
-    down_bias: Tensor | None  # [E, hidden]
-    shared: Mlp | None
+    router_bias: Tensor | None = None  # float32 [E]
+    correction: Tensor | None = None  # float32 [E]; with sigmoid alone
+    gate_up_bias: Tensor | None = None  # [E, 2 F]
+    down_bias: Tensor | None = None  # [E, hidden]
+    shared: Mlp | None = None
     first: int = 0
     """Index of the first expert held."""
+    gates_shared: bool = False
+    """True: the sigmoid of one more logit of the router multiplies the shared expert's output."""
+    factors: Tensor | None = None  # float32 [E]: of an expert's weight; with softmax alone
     gate_up_scales: Scales | None = None
     down_scales: Scales | None = None
 
     @property
     def is_part(self) -> bool:
         """True if other ranks hold some of the experts."""
-        return len(self.gate_up) < len(self.router)
+        return len(self.gate_up) < len(self.router) - self.gates_shared
+
+
+@dataclass(frozen=True)
+class OwnInput:
+    """Block behind the MLP that reads a layer's own input, of W numbers a token."""
+
+    gate: Projection  # [W, hidden]
+    output: Projection  # [hidden, W]
+    norm: Tensor  # float32 [hidden]
+
+
+@dataclass(frozen=True)
+class ExpertsBeside:
+    """Experts that read the residual stream beside the MLP. Norms are float32 [hidden]."""
+
+    experts: Experts
+    router_norm: Tensor
+    input_norm: Tensor
+    output_norm: Tensor
+    mlp_norm: Tensor
+    """Norm of the MLP's output, to which that of the experts is added."""
+
+
+@dataclass(frozen=True)
+class Gemma4Layer:
+    """Parts of a layer that Gemma 4 alone has."""
+
+    keys_as_values: bool
+    """Values are keys before their norm, and qkv gives queries and keys alone."""
+    factor: Tensor  # float32 [1]: of the residual stream behind the layer
+    own_input: OwnInput | None
+    beside: ExpertsBeside | None
+
+
+@dataclass(frozen=True)
+class OwnInputs:
+    """Tables of the inputs of all layers."""
+
+    table: Tensor  # [vocabulary, layers W]
+    projection: Projection  # [layers W, hidden]
+    norm: Tensor  # float32 [W]
 
 
 @dataclass(frozen=True)
@@ -99,9 +143,10 @@ class LayerWeights:
 
     A layer with `recurrent` is a gated delta net: qkv is its joint projection, [`RecurrentShape.inputs`, hidden],
     output [hidden, values]. In any other an `output_gate` is [heads head_dim, hidden],
-    qkv is [(heads + 2 kv_heads) head_dim, hidden], output [hidden, heads head_dim], sinks float32 [heads]. q_norm
-    and k_norm are [head_dim]: of each head; [heads, head_dim] and [kv_heads, head_dim]: of each head, with weights
-    of its own; [heads head_dim] and [kv_heads head_dim]: of all heads together.
+    qkv is [(heads + 2 kv_heads) head_dim, hidden] ([heads head_dim, hidden] where another layer's keys are read),
+    output [hidden, heads head_dim], sinks float32 [heads]. q_norm and k_norm are [head_dim]: of each head;
+    [heads, head_dim] and [kv_heads, head_dim]: of each head, with weights of its own; [heads head_dim] and
+    [kv_heads head_dim]: of all heads together.
     """
 
     input_norm: Tensor | None
@@ -116,6 +161,7 @@ class LayerWeights:
     sinks: Tensor | None = None
     output_gate: Projection | None = None
     recurrent: RecurrentWeights | None = None
+    gemma4: Gemma4Layer | None = None
 
 
 @dataclass(frozen=True)
@@ -126,3 +172,9 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # float32 [hidden]
     head: Tensor  # [vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier
+    head_bias: Tensor | None = None  # float32 [labels]
+    head_input: Projection | None = None
+    """The head's first layer, [inner, hidden], with a ReLU or a norm behind it; None: the head has one layer."""
+    head_norm: Tensor | None = None
+    """float32 [parts, inner / parts]: a norm of each part of the first layer's outputs."""
+    own_inputs: OwnInputs | None = None

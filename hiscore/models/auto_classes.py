@@ -1,4 +1,4 @@
-"""Transformers' AutoConfig and AutoTokenizer, imported without what only models need, and a config that it lacks.
+"""Transformers' AutoConfig and AutoTokenizer, imported without what only models need, and configs that it lacks.
 
 AutoTokenizer is defined beside the classes that find models, in files that import the mixin of models that
 generate: with it come torch._dynamo and torch.distributed.tensor, a second of processor time and 90 MB in every
@@ -21,7 +21,7 @@ try:
 finally:
     utils.is_torch_available = _is_torch_available
 
-from transformers import AutoConfig, AutoTokenizer  # noqa: E402
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig  # noqa: E402
 from transformers.configuration_utils import PreTrainedConfig  # noqa: E402
 
 
@@ -40,7 +40,6 @@ class NewConfig(PreTrainedConfig):  # type: ignore[misc]
     num_attention_heads: int = 12
     intermediate_size: int = 3_072
     hidden_act: str = "gelu"
-    hidden_dropout_prob: float = 0.1
     max_position_embeddings: int = 2_048
     type_vocab_size: int = 1
     layer_norm_eps: float = 1e-12
@@ -48,11 +47,7 @@ class NewConfig(PreTrainedConfig):  # type: ignore[misc]
     rope_parameters: dict[str, Any] | None = None
 
     def __post_init__(self, **others: Any) -> None:
-        """Express its one scaling of rotary embeddings by transformers' linear one.
-
-        Raises:
-            ValueError: The scaling is another.
-        """
+        """Express its one scaling of rotary embeddings by transformers' linear one, or raise ValueError."""
         if (scaling := others.pop("rope_scaling", None)) is not None:
             factor = scaling.get("factor") or 0
             kind = scaling.get("type") or scaling.get("rope_type")
@@ -64,6 +59,19 @@ class NewConfig(PreTrainedConfig):  # type: ignore[misc]
         super().__post_init__(**others)
 
 
-AutoConfig.register(NewConfig.model_type, NewConfig, exist_ok=True)
+class BidirectionalLlamaConfig(LlamaConfig):  # type: ignore[misc]
+    """Config of `model_type: llama_bidirec`, NVIDIA's code for rerankers, with its defaults.
+
+    Source: llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2, as in NVIDIA-NeMo/Automodel.
+    """
+
+    model_type = "llama_bidirec"
+
+    pooling: str = "avg"
+    temperature: float = 1.0
+
+
+for _config in (NewConfig, BidirectionalLlamaConfig):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
 
 __all__ = ["AutoConfig", "AutoTokenizer"]

@@ -5,15 +5,14 @@ Llama normalises the input of attention and that of the MLP, and has one after t
 
 from typing import Any
 
-from hiscore.models.family import POST_NORMS, SANDWICH_NORMS, BlockNorms, DecoderFamily
+from hiscore.models.family import ATTENTION_BIASES, POST_NORMS, SANDWICH_NORMS, BlockNorms, DecoderFamily
 from hiscore.models.rules import key_rule, one_of, unset
 
 GEMMA: dict[str, Any] = {
     "norm_plus_one": True,
     "norms": SANDWICH_NORMS,
     "scaled_embedding": True,
-    "qkv_bias": "attention_bias",
-    "output_bias": "attention_bias",
+    **ATTENTION_BIASES,
     "windowed": "by layer type",
     "activation_key": "hidden_activation",
     "attention_scale_key": "query_pre_attn_scalar",
@@ -24,8 +23,7 @@ OLMO: dict[str, Any] = {
     "norms": POST_NORMS,
     "qk_norm": True,
     "qk_norm_of_all_heads": True,
-    "qkv_bias": "attention_bias",
-    "output_bias": "attention_bias",
+    **ATTENTION_BIASES,
 }
 GLM: dict[str, Any] = {
     "qkv_bias": "attention_bias",
@@ -38,10 +36,30 @@ COHERE: dict[str, Any] = {
     "layer_norms": True,
     "parallel_mlp": True,
     "interleaved_rope": True,
-    "qkv_bias": "attention_bias",
-    "output_bias": "attention_bias",
+    **ATTENTION_BIASES,
     "logit_scale_key": "logit_scale",
+    "norm_eps_key": "layer_norm_eps",
 }
+
+SOME_ATTEND = key_rule(
+    "layer_types",
+    lambda kinds: kinds is None or "full_attention" in kinds,
+    "no layer of layer_types is full_attention",
+)
+HYBRID: dict[str, Any] = {
+    "norm_plus_one": True,
+    "qk_norm": True,
+    **ATTENTION_BIASES,
+    "partial_rope": True,
+    "recurrent": True,
+    "output_gate": True,
+    "own_rules": (
+        # Convolutions have the MLP's activation.
+        key_rule("hidden_act", one_of("silu"), "activation '{value}' is not silu"),
+        SOME_ATTEND,
+    ),
+}
+"""Three gated delta nets to one layer of attention."""
 
 OTHER_BLOCKS = (
     DecoderFamily(
@@ -52,6 +70,7 @@ OTHER_BLOCKS = (
         known_as="Gemma 3 270M and 1B",
         qk_norm=True,
         ropes_by_layer_type=True,
+        both_ways_key="use_bidirectional_attention",
         own_rules=(
             key_rule(
                 "attn_logit_softcapping",
@@ -99,24 +118,23 @@ OTHER_BLOCKS = (
         windowed="by layer type",
         unrotated="full_attention",
     ),
+    DecoderFamily(name="qwen3_5_text", known_as="Qwen 3.5 without experts; decoded on a CPU", **HYBRID),
     DecoderFamily(
-        name="qwen3_5_text",
-        known_as="Qwen 3.5 without experts; scored on a CPU",
-        norm_plus_one=True,
+        name="lfm2",
+        known_as="LFM2; computed on a CPU",
         qk_norm=True,
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        partial_rope=True,
         recurrent=True,
-        output_gate=True,
+        convolved=True,
+        activation_key="",
+        norm_eps_key="norm_eps",
         own_rules=(
-            # Convolutions have the MLP's activation.
-            key_rule("hidden_act", one_of("silu"), "activation '{value}' is not silu"),
+            key_rule("conv_bias", one_of(None, False), "conv_bias is {value}, and no bias is computed"),
             key_rule(
-                "layer_types",
-                lambda kinds: kinds is None or "full_attention" in kinds,
-                "no layer of layer_types is full_attention",
+                "conv_L_cache",
+                lambda taps: taps is None or taps > 1,
+                "conv_L_cache is {value}: a convolution needs a token before",
             ),
+            SOME_ATTEND,
         ),
     ),
 )

@@ -1,22 +1,29 @@
 """A checkpoint's config.json, read by transformers: what it refuses, and what it does not look at."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hiscore.models.auto_classes import AutoConfig
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.rules import Config
 from hiscore.models.stored_config import stored_config
 from hiscore.models.text_towers import TEXT_TOWERS
+
+T = TypeVar("T")
 
 
 def read_config(checkpoint: Path) -> Any:
     """Read transformers' config of a checkpoint, or raise `UnsupportedCheckpoint` if transformers refuses it."""
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
-        if quantised := stored_config(checkpoint).get("quantization_config"):
+        stored = stored_config(checkpoint)
+        if quantised := stored.get("quantization_config"):
             config.quantization_config = quantised
+        if modular := stored.get("modular"):
+            config.architectures = stored["architectures"]
+            config.num_labels, config.modular = len(stored["id2label"]), modular
         if getattr(of_texts(config), "rope_parameters", None):
             # Its models do so before they compute frequencies: an original context beside rope_parameters replaces
             # that in them, under older names of longrope only now.
@@ -35,6 +42,20 @@ def malformed_refused() -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UnsupportedCheckpoint(f"config.json is malformed: {error!r}") from error
+
+
+def translated(
+    checkpoint: Path, unserved: Callable[[Config], str | None], translate: Callable[[Any], T]
+) -> tuple[T, Any]:
+    """Read transformers' config and what a family makes of it, or raise `UnsupportedCheckpoint`."""
+    if reason := unserved(stored_config(checkpoint)):
+        raise UnsupportedCheckpoint(reason)
+    config = read_config(checkpoint)
+    # Once more with what transformers made of it: defaults, and keys that replace others.
+    if reason := unserved(config.to_dict()):
+        raise UnsupportedCheckpoint(reason)
+    with malformed_refused():
+        return translate(config), config
 
 
 def check_sizes(sizes: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """The part of a tensor that a rank reads."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -8,10 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from hiscore.parallel.shard import Shard
-
-EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -76,11 +71,3 @@ def shape_of(stored: Any) -> Sequence[int]:
     """The shape of a tensor, or of what safetensors gives for one."""
     shape: Sequence[int] = stored.get_shape() if hasattr(stored, "get_shape") else stored.shape
     return list(shape)
-
-
-def expert_share(name: str, experts: int, shard: Shard) -> float | None:
-    """Share of a tensor that a rank loads if it is of one or of all experts of a layer; None: it is not."""
-    if found := EXPERT.search(name):
-        held = shard.span(experts)
-        return float(held.start <= int(found.group(1)) < held.stop)
-    return shard.count(experts) / experts if ".experts." in name else None

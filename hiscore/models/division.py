@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hiscore.models.encoder_family import EncoderFamily
-from hiscore.models.families import family_of
-from hiscore.models.family import DecoderFamily, DsaFamily
+from hiscore.models.encoder_families import EncoderFamily
+from hiscore.models.families import family_of, is_read_whole
+from hiscore.models.family import DsaFamily
 from hiscore.models.text_towers import text_config
 
 SETTING = "TENSOR_PARALLEL"
@@ -45,34 +45,19 @@ def undividable(config: Mapping[str, Any], ranks: int) -> str | None:
     family = family_of(config)
     if ranks == 1 or family is None:
         return None
-    if isinstance(family, EncoderFamily):
-        return f"{SETTING} is {ranks}, and encoders compute on one device"
+    if isinstance(family, EncoderFamily) or is_read_whole(config):
+        return f"{SETTING} is {ranks}, and models that read every item with its query compute on one device"
+    config = text_config(config)
+    # Sizes that divide stand for those that the file leaves out.
+    heads, inner = config.get("num_attention_heads") or ranks, config.get("intermediate_size") or ranks
     if isinstance(family, DsaFamily):
-        return undivided(ranks, **_latent_sizes(config, ranks))
+        # Every rank has the latents, which all heads share.
+        width, shared = config.get("moe_intermediate_size"), config.get("n_shared_experts")
+        both = width * shared if width and shared else None
+        return undivided(ranks, heads, heads, inner, config.get("n_routed_experts"), both)
     if family.recurrent:
         return f"{SETTING} is {ranks}, and recurrent layers compute on one device"
-    return undivided(ranks, **_sizes(family, text_config(config), ranks))
-
-
-def _sizes(family: DecoderFamily, config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """The sizes that the file names, and sizes that divide in place of those that are defaults."""
-    heads = config.get("num_attention_heads") or ranks
-    return {
-        "heads": heads,
-        "kv_heads": config.get("num_key_value_heads") or heads,
-        "intermediate_size": config.get("intermediate_size") or ranks,
-        "experts": config.get(family.experts.count_key) if family.experts else None,
-    }
-
-
-def _latent_sizes(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """`_sizes` with latent attention: every rank has the latents, which all heads share."""
-    heads = config.get("num_attention_heads") or ranks
-    width, shared = config.get("moe_intermediate_size"), config.get("n_shared_experts")
-    return {
-        "heads": heads,
-        "kv_heads": heads,
-        "intermediate_size": config.get("intermediate_size") or ranks,
-        "experts": config.get("n_routed_experts"),
-        "shared_width": width * shared if width and shared else None,
-    }
+    if family.sizes_by_layer:
+        return f"{SETTING} is {ranks}, and layers of different sizes compute on one device"
+    experts = config.get(family.experts.count_key) if family.experts else None
+    return undivided(ranks, heads, config.get("num_key_value_heads") or heads, inner, experts)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hiscore.layers.weights import Experts
+from hiscore.layers.weights import Experts, Mlp
 from hiscore.models.config import Architecture, ExpertShape
 from hiscore.models.cut import UNCUT, Cut, rows
 from hiscore.models.family import ExpertNames
@@ -13,11 +13,7 @@ from hiscore.models.reader import CheckpointReader
 
 
 def load_experts(read: CheckpointReader, layer: str, a: Architecture, held: slice) -> Experts:
-    """Load the router of a layer, and those of its experts that a rank holds.
-
-    Raises:
-        UnsupportedCheckpoint: A tensor is missing, or of another shape than the config says.
-    """
+    """Load the router of a layer, and those of its experts that a rank holds."""
     names, shape = a.family.experts, a.experts
     assert names is not None
     assert shape is not None
@@ -29,18 +25,29 @@ def load_experts(read: CheckpointReader, layer: str, a: Architecture, held: slic
     def bias(name: str, *sizes: int, cut: Cut = UNCUT, dtype: torch.dtype | None = None) -> Tensor | None:
         return read.tensor(f"{block}.{name}", *sizes, dtype=dtype, cut=cut) if names.interleaved else None
 
+    router = read.tensor(f"{block}.{names.router}.weight", count, hidden, dtype=torch.float32)
+    shared = None
+    if shape.shared_width is not None:
+        beside, width = f"{block}.shared_expert", shape.shared_width
+        gate = read.tensor(f"{beside}_gate.weight", 1, hidden, dtype=torch.float32)
+        router = torch.cat((router, gate))
+        parts = {f"{beside}.{part}": width for part in names.parts[:2]}
+        shared = Mlp(
+            gate_up=read.projection(parts, hidden, bias=False),
+            down=read.projection({f"{beside}.{names.parts[2]}": hidden}, width, bias=False),
+        )
     gate_up_bias = bias("experts.gate_up_proj_bias", count, 2 * shape.width, cut=rows(held))
     return Experts(
         routing=shape.routing,
         activation=shape.activation,
-        router=read.tensor(f"{block}.{names.router}.weight", count, hidden, dtype=torch.float32),
+        router=router,
         router_bias=bias(f"{names.router}.bias", count, dtype=torch.float32),
-        correction=None,
         gate_up=gate_up,
         gate_up_bias=None if gate_up_bias is None else _side_by_side(gate_up_bias),
         down=down,
         down_bias=bias("experts.down_proj_bias", count, hidden, cut=rows(held)),
-        shared=None,
+        shared=shared,
+        gates_shared=names.shared,
         first=held.start,
     )
 
@@ -53,11 +60,7 @@ def read_experts(
     names: ExpertNames,
     held: slice | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Read the weights of held experts (None: all): [E, 2 F, hidden], gate first, and [E, hidden, F].
-
-    Raises:
-        UnsupportedCheckpoint: See `load_experts`.
-    """
+    """Read the weights of held experts (None: all): [E, 2 F, hidden], gate first, and [E, hidden, F]."""
     count, width = shape.count, shape.width
     cut = UNCUT if held is None else rows(held)
     wide, narrow = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"

@@ -18,32 +18,53 @@ Nothing here imports torch: the launcher reads this table before anything heavy 
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 from hiscore.models.block_designs import OTHER_BLOCKS
-from hiscore.models.encoder_families import ENCODER_FAMILIES
-from hiscore.models.encoder_family import EncoderFamily
+from hiscore.models.encoder_families import ENCODER_FAMILIES, EncoderFamily
 from hiscore.models.expert_families import WITH_EXPERTS
-from hiscore.models.family import ROPE_TYPES, DecoderFamily, DsaFamily
-from hiscore.models.rules import Config, key_rule
+from hiscore.models.family import (
+    ALL_BIASES,
+    ATTENTION_BIASES,
+    ROPE_TYPES,
+    DecoderFamily,
+    DsaFamily,
+    is_classifier,
+)
+from hiscore.models.rules import CAUSAL_RULE, UNIDIRECTIONAL_RULE, Config, key_rule, one_of
 from hiscore.models.text_towers import TEXT_TOWERS, text_config
 
+POOLINGS: dict[str, Literal["first", "last", "mean"]] = {"avg": "mean", "cls": "first", "last": "last"}
+"""Values of a pooling_key, and the tokens that the head reads."""
+MODULAR_POOLINGS: dict[str, Literal["first", "last", "mean"]] = {
+    "first": "first",
+    "last": "last",
+    "all": "mean",
+}
+"""Tokens that a head of modules reads (`stored_config`), and the pooling that reads the same."""
 DECODER_FAMILIES: dict[str, DecoderFamily] = {
     family.name: family
     for family in (
+        DecoderFamily(name="llama", known_as="Llama 2 and 3, SmolLM2, TinyLlama, Yi", **ALL_BIASES),
         DecoderFamily(
-            name="llama",
-            known_as="Llama 2 and 3, SmolLM2, TinyLlama, Yi",
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            mlp_bias="mlp_bias",
+            name="llama_bidirec",
+            known_as="llama-nemotron-rerank-1b-v2, rerankers that NeMo made of a Llama",
+            **ALL_BIASES,
+            logit_divisor_key="temperature",
+            pooling_key="pooling",
+            own_rules=(
+                key_rule(
+                    "pooling", one_of(*POOLINGS), f"pooling '{{value}}' is none of {', '.join(POOLINGS)}"
+                ),
+                key_rule("temperature", lambda divisor: divisor > 0, "temperature {value} is not positive"),
+            ),
         ),
         DecoderFamily(name="qwen2", known_as="Qwen 1.5, 2 and 2.5", qkv_bias=True, windowed="by layer type"),
         DecoderFamily(
             name="qwen3",
-            known_as="Qwen 3, Qwen3-Reranker",
+            known_as="Qwen 3, Qwen3-Reranker, jina-reranker-v3",
             qk_norm=True,
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
+            **ATTENTION_BIASES,
             windowed="by layer type",
         ),
         DecoderFamily(name="mistral", known_as="Mistral 7B, Mistral Nemo", windowed="always"),
@@ -52,8 +73,7 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
             known_as="Gemma 1, bge-reranker-v2-gemma",
             norm_plus_one=True,
             scaled_embedding=True,
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
+            **ATTENTION_BIASES,
         ),
         DecoderFamily(
             name="phi3",
@@ -68,9 +88,7 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
         DecoderFamily(
             name="granite",
             known_as="Granite 3 and 3.3 dense",
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            mlp_bias="mlp_bias",
+            **ALL_BIASES,
             embedding_scale_key="embedding_multiplier",
             residual_scale_key="residual_multiplier",
             attention_multiplier_key="attention_multiplier",
@@ -86,9 +104,7 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
         DecoderFamily(
             name="smollm3",
             known_as="SmolLM3",
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            mlp_bias="mlp_bias",
+            **ALL_BIASES,
             windowed="by layer type",
             unrotated="no_rope_layers",
         ),
@@ -101,26 +117,21 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
         ),
         DecoderFamily(name="ministral", known_as="Ministral 8B", windowed="by layer type"),
         DecoderFamily(name="ministral3", known_as="Ministral 3", windowed="always", scaled_queries=True),
-        DecoderFamily(
-            name="qwen2_vl_text",
-            known_as="text of Qwen2-VL",
-            qkv_bias=True,
-            windowed="by layer type",
-            rope_types=(*ROPE_TYPES, "mrope"),
-        ),
-        DecoderFamily(
-            name="qwen2_5_vl_text",
-            known_as="text of Qwen2.5-VL",
-            qkv_bias=True,
-            windowed="by layer type",
-            rope_types=(*ROPE_TYPES, "mrope"),
+        *(
+            DecoderFamily(
+                name=f"{name}_text",
+                known_as=f"text of {known_as}",
+                qkv_bias=True,
+                windowed="by layer type",
+                rope_types=(*ROPE_TYPES, "mrope"),
+            )
+            for name, known_as in (("qwen2_vl", "Qwen2-VL"), ("qwen2_5_vl", "Qwen2.5-VL"))
         ),
         DecoderFamily(
             name="qwen3_vl_text",
             known_as="text of Qwen3-VL, Qwen3-VL-Reranker",
             qk_norm=True,
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
+            **ATTENTION_BIASES,
         ),
         *OTHER_BLOCKS,
         *WITH_EXPERTS,
@@ -130,10 +141,25 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
 DSA_FAMILIES: dict[str, DsaFamily] = {
     family.name: family
     for family in (
+        DsaFamily(name="deepseek_v3", known_as="DeepSeek-V3, DeepSeek-R1", indexed=False),
         DsaFamily(name="deepseek_v32", known_as="DeepSeek-V3.2"),
         DsaFamily(name="glm_moe_dsa", known_as="GLM-5", interleaved_indexer=True),
     )
 }
+
+
+def attends_both_ways(config: Config) -> bool:
+    """True for a config.json (`stored_config`) of a classifier whose decoder attends in both directions."""
+    family = family_of(config)
+    if not isinstance(family, DecoderFamily) or not is_classifier(config.get("architectures")):
+        return False
+    return bool(family.pooling_key or CAUSAL_RULE(config) or UNIDIRECTIONAL_RULE(config))
+
+
+def is_read_whole(config: Config) -> bool:
+    """True for one whose decoder computes every item with the query: it attends both ways, or its head pools."""
+    of_decoder = isinstance(family_of(config), DecoderFamily)
+    return attends_both_ways(config) or (of_decoder and config.get("modular") in ("first", "all"))
 
 
 def family_of(config: Config) -> DecoderFamily | DsaFamily | EncoderFamily | None:

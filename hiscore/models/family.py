@@ -3,12 +3,14 @@
 Nothing here imports torch: the launcher reads the table before anything heavy is loaded.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hiscore.models.quantization.schemes import unserved
 from hiscore.models.rules import (
     CAUSAL_RULE,
+    POOLING_RULE,
     UNIDIRECTIONAL_RULE,
     Config,
     Rule,
@@ -22,6 +24,15 @@ from hiscore.settings import Selector
 
 CAUSAL_LM = "ForCausalLM"
 CLASSIFIER = "ForSequenceClassification"
+TOKEN_CLASSIFIER = "ForTokenClassification"
+REWARD_MODEL = "ForRewardModel"
+"""Class of a classifier with one label and a head of two layers, as Qwen publishes it."""
+PROCESS_REWARD_MODEL = "ForProcessRewardModel"
+"""The same with two labels, which are read behind each step of a solution."""
+RANKING = "ForRanking"
+"""Class of jina-reranker-v3, whose labels are the numbers of a projection, read behind documents and query."""
+GUARD = "ForGuardModel"
+"""Class of Qwen3Guard-Stream: a head for answers and one for queries, each with risks and categories."""
 TEXT_TOWER = "ForConditionalGeneration"
 """Class of a model of texts and images: its text tower is a causal LM."""
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
@@ -52,6 +63,8 @@ SANDWICH_NORMS = BlockNorms(
 
 Flag = bool | str
 """Property of a family: always, never, or as the named key of its configs says."""
+ATTENTION_BIASES: dict[str, Any] = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
+ALL_BIASES: dict[str, Any] = {**ATTENTION_BIASES, "mlp_bias": "mlp_bias"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +74,13 @@ class ExpertNames:
     Published files have a tensor for each expert's projection, or one for all experts; both are read.
     """
 
-    count_key: str
-    width_key: str
-    normalise: Flag
+    count_key: str = "num_experts"
+    width_key: str = "moe_intermediate_size"
+    normalise: Flag = True
     """True: a token's weights are divided by their sum."""
+    per_token_key: str = "num_experts_per_tok"
+    enabled_key: str | None = None
+    """False there: it has no experts."""
     block: str = "mlp"
     """Name of a layer's block of experts in published files."""
     router: str = "gate"
@@ -73,6 +89,8 @@ class ExpertNames:
     """None: the config's."""
     dense_layers: bool = False
     """mlp_only_layers and decoder_sparse_step say which layers have an ordinary MLP."""
+    shared: bool = False
+    """Every token also goes to a shared expert, whose output a gate multiplies."""
     interleaved: bool = False
     """Tensors for all experts are [experts, in, out] with gate and up in turn; router and experts have biases."""
 
@@ -117,6 +135,8 @@ class DecoderFamily:
     ropes_by_layer_type: bool = False
     """rope_parameters holds an entry for each of the layer_types."""
     activation_key: str = "hidden_act"
+    """Empty: it is silu."""
+    norm_eps_key: str = "rms_norm_eps"
     embedding_scale_key: str | None = None
     residual_scale_key: str | None = None
     """Holds the multiplier of the output of attention and of the MLP."""
@@ -133,8 +153,16 @@ class DecoderFamily:
     """Key of the soft cap of a causal LM's logits; no family caps a classifier's."""
     recurrent: bool = False
     """Layers that layer_types names linear_attention are gated delta nets, with a state instead of keys."""
+    convolved: bool = False
+    """Recurrent layers, which layer_types names conv, are gated convolutions, whose state is their last inputs."""
     output_gate: bool = False
     """Attention's output is multiplied by the sigmoid of a gate, which the projection of queries holds, too."""
+    pooling_key: str | None = None
+    """Key of the pooling of a family of classifiers, all of which attend in both directions."""
+    both_ways_key: str | None = None
+    """Key that has a classifier attend in both directions, beside is_causal."""
+    sizes_by_layer: bool = False
+    """Gemma 4: heads of layers differ in size, and the last layers may read another's keys and values."""
     sinks: bool = False
     """Each head has a logit of its own in every softmax of attention, without a value."""
     experts: ExpertNames | None = None
@@ -144,7 +172,7 @@ class DecoderFamily:
     @property
     def selectors(self) -> tuple[Selector, ...]:
         """Values of SELECTOR, the default first; none where `decode` does not serve the family."""
-        return () if self.recurrent else ("auto", "quest", "dense")
+        return () if self.pooling_key or self.sizes_by_layer else ("auto", "quest", "dense")
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -155,13 +183,28 @@ class DecoderFamily:
                 one_of(None, "", "default", *ACTIVATIONS),
                 f"activation '{{value}}' is none of {', '.join(ACTIVATIONS)}",
             ),
-            CAUSAL_RULE,
-            UNIDIRECTIONAL_RULE,
+            self._directions,
             *self.own_rules,
             rope_type_rule(*self.rope_types),
             *(() if self.ropes_by_layer_type else (one_rope,)),
             *(() if self.partial_rope else (whole_heads_rotated,)),
         )
+
+    def _directions(self, config: Config) -> str | None:
+        """A rule: classifiers alone attend in both directions, where nothing of the family forbids it."""
+        if self.pooling_key is not None:
+            return None
+        reason = CAUSAL_RULE(config) or UNIDIRECTIONAL_RULE(config)
+        if reason is None and config.get("modular") in ("first", "all"):
+            reason = "modules.json pools other tokens than the last"
+        if reason is None or not is_classifier(config.get("architectures")):
+            return reason
+        if self.recurrent or self.sinks or self.attention_soft_cap_key or "longrope" in self.rope_types:
+            return f"{reason}, which is not computed for {self.name}"
+        if UNIDIRECTIONAL_RULE(config) and self.both_ways_key is None:
+            return reason
+        # transformers' own classes never look at it.
+        return None if config.get("modular") else POOLING_RULE(config)
 
 
 def _one_kv_head_per_head(config: Config) -> str | None:
@@ -171,24 +214,53 @@ def _one_kv_head_per_head(config: Config) -> str | None:
     return None
 
 
+def is_classifier(architectures: Sequence[str] | None) -> bool:
+    """True if `architectures`, as config.json has them, name a model with labels of its own."""
+    kinds = (CLASSIFIER, TOKEN_CLASSIFIER, REWARD_MODEL, PROCESS_REWARD_MODEL, RANKING, GUARD)
+    return bool(architectures and architectures[0].endswith(kinds))
+
+
+def scores_tokens(architectures: Sequence[str] | None) -> bool:
+    """True if such a model is read at tokens, not at the end of a text."""
+    kinds = (TOKEN_CLASSIFIER, PROCESS_REWARD_MODEL, RANKING, GUARD)
+    return bool(architectures and architectures[0].endswith(kinds))
+
+
+def guard_labels(config: Config) -> tuple[int, ...]:
+    """Count the labels of a guard: risks and categories of an answer, then of a query; of another model: empty."""
+    if not (config.get("architectures") or [""])[0].endswith(GUARD):
+        return ()
+    return tuple(
+        int(config[f"num_{of}{kind}"]) for of in ("", "query_") for kind in ("risk_level", "category")
+    )
+
+
+def own_label_count(architectures: Sequence[str]) -> int | None:
+    """Labels of a class that has a number of its own, whatever the config says; None: as that says."""
+    counts = {REWARD_MODEL: 1, PROCESS_REWARD_MODEL: 2, RANKING: 512}
+    return next((count for kind, count in counts.items() if architectures[0].endswith(kind)), None)
+
+
 SELECTING_LAYERS = ({"deepseek_sparse_attention"}, {"indexed_attention"})
 """Names of a layer with an indexer in transformers' configs, before 5.24 and since."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DsaFamily:
-    """Latent attention to what a lightning indexer selects (`models/deepseek/`): for decoding alone."""
+    """Latent attention, mostly to what a lightning indexer selects (`models/deepseek/`)."""
 
     name: str
     known_as: str
     """Checkpoints that people know by name, for docs/models.md."""
+    indexed: bool = True
+    """False: there is no indexer, and every token attends to all before it."""
     interleaved_indexer: bool = False
     """The indexer's rotary pairs are neighbours instead of the two halves of a head."""
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
         """Values of SELECTOR, the default first: the other selectors need keys for every head."""
-        return "dsa", "dense"
+        return ("dsa", "dense") if self.indexed else ("dense",)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -199,7 +271,7 @@ class DsaFamily:
             key_rule(
                 "q_lora_rank",
                 lambda rank: rank is not None,
-                "q_lora_rank is null, and the indexer reads the query's low-rank form",
+                "q_lora_rank is null, and a query without a low-rank form is not computed",
             ),
             _one_kv_head_per_head,
             key_rule("scoring_func", one_of("sigmoid"), "scoring_func '{value}' is not sigmoid"),

@@ -4,7 +4,7 @@ Missing tensors and tensors that nothing reads are both errors: a bias that is s
 wrong scores.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,14 @@ from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import Architecture
 from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.expert_loader import load_experts
-from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
+from hiscore.models.gemma4 import load_gemma4_layer, load_own_inputs
+from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader, widths_of
 from hiscore.models.sharding import Cuts, of_rank
 from hiscore.parallel.shard import WHOLE, Shard
 from hiscore.recurrence.gated_delta_net import RecurrentShape, RecurrentWeights
+
+UNSHARED = ("k_proj", "v_proj", "k_norm", "v_norm")
+"""Parts of attention that a layer does not have that reads another's keys and values."""
 
 
 def load_weights(
@@ -29,34 +33,64 @@ def load_weights(
     dtype: torch.dtype,
     fp8: bool = False,
     shard: Shard = WHOLE,
+    reader: Callable[..., CheckpointReader] = CheckpointReader,
 ) -> Weights:
     """Load and fuse a checkpoint's weights, or a rank's share of them; norms are float32.
 
     With `fp8`, the layers' projections are in fp8; of a checkpoint that stores some so, those alone.
-
-    Raises:
-        UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
     """
     a = architecture
     cuts, mine = Cuts.of(a, shard), of_rank(a, shard)
-    read = CheckpointReader(checkpoint, device, dtype, architecture.stored_in_fp8)
+    # Models without a head are saved without this beginning of names.
+    read = reader(checkpoint, device, dtype, a.stored_in_fp8, "model." if a.modular else "")
+    of_classifier: dict[str, Any] = {}
     if a.labels is None:
         embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary)
     else:
         embedding = read.tensor(EMBEDDING, a.vocab_size, a.hidden_size, cut=cuts.vocabulary)
-        head = read.tensor("score.weight", a.labels, a.hidden_size)
-    layers = tuple(_load_layer(read, index, a, cuts, mine, fp8) for index in range(a.layers))
+        head, of_classifier = _load_classifier(read, a, a.labels)
+    layers = tuple(
+        _load_layer(read, index, a.of_layer(index), cuts, mine.of_layer(index), fp8)
+        for index in range(a.layers)
+    )
+    own = load_own_inputs(read, a) if a.own_input else None
     final_norm = _norm(read, "model.norm", a, a.hidden_size) * a.logit_scale
     read.refuse(read.unread(), a.family.name)
-    return Weights(embedding, layers, final_norm, head)
+    return Weights(embedding, layers, final_norm, head, own_inputs=own, **of_classifier)
+
+
+def _load_classifier(read: CheckpointReader, a: Architecture, labels: int) -> tuple[Tensor, dict[str, Any]]:
+    """Load a classifier's last product, [labels, inner], and the fields of `Weights` with the rest of its head."""
+    if a.guard_labels:
+        # Both heads as one: a product with zeros adds nothing.
+        parts = ("", "query_")
+        pre = dict.fromkeys((f"{part}risk_level_category_pre" for part in parts), a.guard_width)
+        norms = [f"{part}risk_level_category_layernorm.weight" for part in parts]
+        names = [f"{part}{kind}_head.weight" for part in parts for kind in ("risk_level", "category")]
+        heads = [
+            read.tensor(name, count, a.guard_width) for name, count in zip(names, a.guard_labels, strict=True)
+        ]
+        return torch.block_diag(torch.cat(heads[:2]), torch.cat(heads[2:])), {
+            "head_input": read.projection(pre, a.hidden_size, bias=False),
+            "head_norm": torch.stack(
+                [read.tensor(name, a.guard_width, dtype=torch.float32) for name in norms]
+            ),
+        }
+    if a.modular:
+        return torch.eye(labels, device=read.device), {}
+    projects = a.deep_head and "projector.0.weight" in read
+    head, inner = ("projector", a.hidden_size // 2) if projects else ("score", a.hidden_size)
+    name, biased = f"{head}.2" if a.deep_head else head, a.head_bias or (a.deep_head and not projects)
+    found: dict[str, Any] = {}
+    if biased:
+        found["head_bias"] = read.tensor(f"{name}.bias", labels, dtype=torch.float32)
+    if a.deep_head:
+        found["head_input"] = read.projection({f"{head}.0": inner}, a.hidden_size, biased)
+    return read.tensor(f"{name}.weight", labels, inner), found
 
 
 def embedding_and_head(
-    read: CheckpointReader,
-    vocab_size: int,
-    hidden_size: int,
-    tied: bool,
-    cut: Cut = UNCUT,
+    read: CheckpointReader, vocab_size: int, hidden_size: int, tied: bool, cut: Cut = UNCUT
 ) -> tuple[Tensor, Tensor]:
     """Read the embedding and the head of a causal LM, [vocabulary, hidden] both, which may be one tensor.
 
@@ -81,10 +115,12 @@ def _load_layer(
     def norm(name: str | None) -> Tensor | None:
         return None if name is None else _norm(read, f"{prefix}.{name}", a, a.hidden_size)
 
-    if a.recurrence is not None and a.recurrent[index]:
+    if a.recurrence is not None and a.recurrent[index] and a.recurrence.convolved:
+        mixer = _load_convolution(read, f"{prefix}.conv", a.recurrence)
+    elif a.recurrence is not None and a.recurrent[index]:
         mixer = _load_gated_delta_net(read, f"{prefix}.linear_attn", a.recurrence, a.hidden_size, fp8)
     else:
-        mixer = _load_attention(read, f"{prefix}.self_attn", a, cuts, mine, fp8)
+        mixer = _load_attention(read, index, a, cuts, mine, fp8)
     return LayerWeights(
         input_norm=norm(norms.input),
         post_attention_norm=norm(norms.post_attention),
@@ -93,14 +129,16 @@ def _load_layer(
         if a.routed[index]
         else _load_mlp(read, f"{prefix}.mlp", a, cuts, fp8),
         post_mlp_norm=norm(norms.post_mlp),
+        gemma4=load_gemma4_layer(read, index, a) if a.family.sizes_by_layer else None,
         **mixer,
     )
 
 
 def _load_attention(
-    read: CheckpointReader, prefix: str, a: Architecture, cuts: Cuts, mine: Architecture, fp8: bool
+    read: CheckpointReader, index: int, a: Architecture, cuts: Cuts, mine: Architecture, fp8: bool
 ) -> dict[str, Any]:
     """Load the fields of `LayerWeights` that attention has."""
+    prefix, shares_keys = f"model.layers.{index}.self_attn", a.kv_sources[index] != index
 
     def head_norm(name: str, heads: int, of_rank: int, cut: Cut) -> Tensor | None:
         if not a.qk_norm:
@@ -120,11 +158,19 @@ def _load_attention(
         order = rows if order is None else rows[order]
         gates = {f"{prefix}.q_proj": 2 * q}
         gate = read.projection(gates, a.hidden_size, a.qkv_bias, of_gate.flatten(), fp8=fp8)
-    qkv = _widths(prefix, a.family.qkv_names, (2 * q if a.family.output_gate else q, kv, kv))
+    names, widths = a.family.qkv_names, [2 * q if a.family.output_gate else q, kv, kv]
+    if shares_keys:
+        names, widths = names[:1], widths[:1]
+        # Published files hold some, which transformers does not read either.
+        parts = (f"{prefix}.{name}.{part}" for name in UNSHARED for part in ("weight", "bias"))
+        read.leave(name for name in parts if name in read)
+    elif a.keys_as_values[index]:
+        names, widths = names[:2], widths[:2]
+    qkv = widths_of(prefix, names, widths)
     return {
         "qkv": read.projection(qkv, a.hidden_size, a.qkv_bias, order, cuts.qkv, fp8=fp8),
         "q_norm": head_norm("q_norm", a.heads, mine.heads, cuts.q_norm),
-        "k_norm": head_norm("k_norm", a.kv_heads, mine.kv_heads, cuts.k_norm),
+        "k_norm": None if shares_keys else head_norm("k_norm", a.kv_heads, mine.kv_heads, cuts.k_norm),
         "output": read.projection(
             {f"{prefix}.o_proj": a.hidden_size},
             q, a.output_bias, cut=cuts.output, adds_bias=cuts.adds_biases, fp8=fp8,
@@ -140,17 +186,25 @@ def _load_gated_delta_net(
     read: CheckpointReader, prefix: str, shape: RecurrentShape, hidden_size: int, fp8: bool
 ) -> dict[str, Any]:
     """Load the fields of `LayerWeights` that a gated delta net has."""
-    inputs = {
-        f"{prefix}.in_proj_qkv": shape.channels,
-        f"{prefix}.in_proj_z": shape.values,
-        f"{prefix}.in_proj_b": shape.value_heads,
-        f"{prefix}.in_proj_a": shape.value_heads,
-    }
+    order = None
+    if f"{prefix}.in_proj_qkvz.weight" in read:
+        inputs = {
+            f"{prefix}.in_proj_qkvz": shape.channels + shape.values,
+            f"{prefix}.in_proj_ba": 2 * shape.value_heads,
+        }
+        order = _order_by_kind(shape)
+    else:
+        inputs = {
+            f"{prefix}.in_proj_qkv": shape.channels,
+            f"{prefix}.in_proj_z": shape.values,
+            f"{prefix}.in_proj_b": shape.value_heads,
+            f"{prefix}.in_proj_a": shape.value_heads,
+        }
     taps = read.tensor(f"{prefix}.conv1d.weight", shape.channels, 1, shape.taps)
     # In float16 the exponential can overflow.
     rates = read.tensor(f"{prefix}.A_log", shape.value_heads, dtype=torch.float32).exp().neg()
     return {
-        "qkv": read.projection(inputs, hidden_size, bias=False, fp8=fp8),
+        "qkv": read.projection(inputs, hidden_size, bias=False, order=order, fp8=fp8),
         "q_norm": None,
         "k_norm": None,
         "output": read.projection({f"{prefix}.out_proj": hidden_size}, shape.values, bias=False, fp8=fp8),
@@ -163,20 +217,38 @@ def _load_gated_delta_net(
     }
 
 
+def _load_convolution(read: CheckpointReader, prefix: str, shape: RecurrentShape) -> dict[str, Any]:
+    """Load the fields of `LayerWeights` that a layer has which is a gated convolution."""
+    taps, nothing = read.tensor(f"{prefix}.conv.weight", shape.channels, 1, shape.taps), torch.empty(0)
+    return {
+        "qkv": read.projection({f"{prefix}.in_proj": shape.inputs}, shape.channels, bias=False),
+        "q_norm": None,
+        "k_norm": None,
+        "output": read.projection({f"{prefix}.out_proj": shape.channels}, shape.values, bias=False),
+        "recurrent": RecurrentWeights(taps[:, 0].T.contiguous(), nothing, nothing, nothing),
+    }
+
+
+def _order_by_kind(shape: RecurrentShape) -> Tensor:
+    """Order of all inputs, stored for one key head after another, that puts those of a kind together."""
+    of_values = shape.value_heads // shape.key_heads
+    wide = of_values * shape.value_dim
+    parts: list[Tensor] = []
+    begin = 0
+    for widths in ((shape.key_dim, shape.key_dim, wide, wide), (of_values, of_values)):
+        rows = torch.arange(shape.key_heads * sum(widths)).view(shape.key_heads, -1) + begin
+        parts += [part.flatten() for part in rows.split(widths, dim=1)]
+        begin += rows.numel()
+    return torch.cat(parts)
+
+
 def _load_mlp(read: CheckpointReader, prefix: str, a: Architecture, cuts: Cuts, fp8: bool) -> Mlp:
     inner, down = a.intermediate_size, {f"{prefix}.down_proj": a.hidden_size}
-    gate_up = _widths(prefix, a.family.gate_up_names, (inner, inner))
+    gate_up = widths_of(prefix, a.family.gate_up_names, (inner, inner))
     return Mlp(
         gate_up=read.projection(gate_up, a.hidden_size, a.mlp_bias, cut=cuts.gate_up, fp8=fp8),
         down=read.projection(down, inner, a.mlp_bias, cut=cuts.down, adds_bias=cuts.adds_biases, fp8=fp8),
     )
-
-
-def _widths(prefix: str, names: Sequence[str], widths: Sequence[int]) -> dict[str, int]:
-    """The outputs of layers with these names; one name: the checkpoint holds them as one."""
-    if len(names) == 1:
-        return {f"{prefix}.{names[0]}": sum(widths)}
-    return {f"{prefix}.{name}": width for name, width in zip(names, widths, strict=True)}
 
 
 def _order_of_heads(a: Architecture, heads: int) -> Tensor | None:

@@ -1,7 +1,6 @@
 """Bytes of weights before they are loaded: the loader itself runs, on tensors without memory.
 
-So what is planned is what is kept, whatever the loader decides, such as which weights stay in fp8. With many
-experts that takes seconds; `weight_bytes`, for weights that are all in one dtype, reads the headers alone.
+So what is planned is what is kept, whatever the loader decides, such as which weights stay in fp8.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,6 @@ def planned_bytes(load: Callable[[torch.device], Any]) -> int:
 
 
 def _storages(weights: Any) -> dict[int, int]:
-    """Bytes of each storage, by an address that no other has."""
     if isinstance(weights, Tensor):
         storage = weights.untyped_storage()
         return {storage._cdata: storage.nbytes()}

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hiscore.layers.block_fp8 import BLOCKS, BlockFp8Linear
 from hiscore.layers.fp8 import ALIGNMENT, FP8, Fp8Linear, Quantised, quantise
-from hiscore.layers.scaled_fp8 import COLUMNS
+from hiscore.layers.scaled_fp8 import COLUMNS, ScaledLinear
 from hiscore.layers.weights import Linear, Projection, Scales
 from hiscore.models.cut import UNCUT, Cut, narrowed, scales_of
 from hiscore.models.errors import UnsupportedCheckpoint
@@ -27,23 +26,27 @@ class CheckpointReader:
     """Reads tensors by name, checks their shapes, converts and moves them, and keeps track of those never read."""
 
     def __init__(
-        self, checkpoint: Path, device: torch.device, dtype: torch.dtype, keeps_fp8: bool = False
+        self,
+        checkpoint: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        keeps_fp8: bool = False,
+        within: str = "",
     ) -> None:
-        """Open a checkpoint; `keeps_fp8` leaves projections in fp8 where they are stored so, and only there."""
-        self.dtype, self._device = dtype, device
+        """Open a checkpoint; `keeps_fp8` leaves projections in fp8 where they are stored so, and only there.
+
+        `within` is the beginning of names that a model saved without a head lacks.
+        """
+        self.dtype, self.device = dtype, device
         self._keeps_fp8 = keeps_fp8
-        self._checkpoint, self._tensors = checkpoint, CheckpointTensors(checkpoint, device)
+        self._checkpoint, self._tensors = checkpoint, CheckpointTensors(checkpoint, device, within)
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None, cut: Cut = UNCUT) -> Tensor:
-        """Read a tensor, which must have this shape, or a part of it, in the reader's dtype or another.
-
-        Raises:
-            UnsupportedCheckpoint: There is no such tensor, or it has another shape.
-        """
+        """Read a tensor, or a part of it, or raise `UnsupportedCheckpoint`: none has this name and shape."""
         return self._joined({name: shape}, dtype, cut)
 
     def leave(self, names: Iterable[str]) -> None:
@@ -77,7 +80,7 @@ class CheckpointReader:
         elif bias:
             self.leave(biases)
         if order is not None:
-            order = order.to(self._device)
+            order = order.to(self.device)
             added = None if added is None else added[order]
         if fp8 and self._keeps_fp8 and (kept := self._kept_in_fp8(weights, added, order, cut)):
             return kept
@@ -96,30 +99,19 @@ class CheckpointReader:
         return Fp8Linear(quantise(weight), added)
 
     def _kept_in_fp8(
-        self, weights: Mapping[str, tuple[int, ...]], bias: Tensor | None, order: Tensor | None, cut: Cut
+        self, weights: Mapping[str, tuple[int, int]], bias: Tensor | None, order: Tensor | None, cut: Cut
     ) -> Projection | None:
         """A projection of weights as they are stored; None if no kernel takes them."""
-        self._check_names(weights)
-        found = [part for name in weights if (part := self._tensors.read_fp8(name))]
-        if len(found) < len(weights) or len({block for *_, block in found}) > 1:
+        if (stored := self._in_fp8(weights, cut)) is None:
             return None
-        for (values, *_), (name, shape) in zip(found, weights.items(), strict=True):
-            check_shape(name, values.shape, shape)
-        block = found[0][2]
-        scales = torch.cat([scales for _, scales, _ in found])
-        if cut.columns is not None and scales.shape[1] > 1:
-            narrow = narrowed(block, cut.columns, found[0][0].shape[1])
-            scales, block = scales_of(scales, block, narrow, cut.columns), narrow
-        scales = Cut(cut.rows).of(scales)
-        # torch joins no tensors of float8.
-        values = cut.of(torch.cat([values.view(torch.uint8) for values, *_ in found]))
+        values, scales, block = stored
         if order is not None:
             values, scales = values[order], scales[order]
         values = values.view(FP8)
         if scales.shape[1] == 1 and not any(size % ALIGNMENT for size in values.shape):
             kept: Projection = Fp8Linear(Quantised(values, scales), bias)
-        elif block in BLOCKS:
-            kept = BlockFp8Linear(values, scales, block, bias)
+        elif block in COLUMNS:
+            kept = ScaledLinear(values, Scales(scales, 1, block, powers_of_two=False), bias)
         else:
             return None
         self._read.update(weights)
@@ -134,33 +126,35 @@ class CheckpointReader:
         The result is float8_e4m3fn [out, in] and its scales. A cut's rows are those of all weights, one behind
         another. None, and nothing counts as read, if weights are stored otherwise or a part of a block has no size
         that a product takes.
-
-        Raises:
-            UnsupportedCheckpoint: See `tensor`.
         """
+        if (stored := self._in_fp8(weights, cut)) is None or stored[2] not in COLUMNS:
+            return None
+        assert self._tensors.format is not None
+        high = gcd(self._tensors.format.rows_of_a_block, *_boundaries(list(weights.values()), cut))
+        values, scales, block = stored
+        self._read.update(weights)
+        self._tensors.kept(values.numel())
+        of_blocks = scales[::high].contiguous()
+        return values.view(FP8), Scales(of_blocks, high, block, self._tensors.format.powers_of_two)
+
+    def _in_fp8(self, weights: Mapping[str, tuple[int, int]], cut: Cut) -> tuple[Tensor, Tensor, int] | None:
+        """Weights as one, as bytes since torch joins no tensors of float8; scales of rows; columns of a block."""
         self._check_names(weights)
         found = [part for name in weights if (part := self._tensors.read_fp8(name))]
         if len(found) < len(weights) or len({width for *_, width in found}) > 1:
             return None
         for (values, *_), (name, shape) in zip(found, weights.items(), strict=True):
             check_shape(name, values.shape, shape)
-        (stored, _, width), columns = found[0], cut.columns or slice(0, found[0][0].shape[1])
-        narrow = narrowed(width, columns, stored.shape[1])
-        if narrow not in COLUMNS:
-            return None
-        assert self._tensors.format is not None
-        high = gcd(self._tensors.format.rows_of_a_block, *_boundaries(list(weights.values()), cut))
-        # torch joins no tensors of float8.
-        whole = torch.cat([values.view(torch.uint8) for values, *_ in found])
-        of_rows = Cut(cut.rows).of(torch.cat([scales for _, scales, _ in found]))[::high]
-        each = scales_of(of_rows, width, narrow, columns)
-        values = cut.of(whole).view(FP8)
-        self._read.update(weights)
-        self._tensors.kept(values.numel())
-        return values, Scales(each, high, narrow, self._tensors.format.powers_of_two)
+        size, width = found[0][0].shape[1], found[0][2]
+        columns = cut.columns or slice(0, size)
+        if cut.columns is not None:
+            width = min(width, size)
+        narrow = narrowed(width, columns, size)
+        scales = Cut(cut.rows).of(torch.cat([scales for _, scales, _ in found]))
+        values = cut.of(torch.cat([values.view(torch.uint8) for values, *_ in found]))
+        return values, scales_of(scales, width, narrow, columns), narrow
 
     def equal(self, one: str, other: str) -> bool:
-        """True if two tensors, which must be there, are stored as the same values."""
         return self._tensors.equal(one, other)
 
     def unread(self) -> list[str]:
@@ -204,6 +198,13 @@ class CheckpointReader:
         return UnsupportedCheckpoint(
             reason + (own_code(json.loads(config.read_text())) if config.is_file() else "")
         )
+
+
+def widths_of(prefix: str, names: Sequence[str], widths: Sequence[int]) -> dict[str, int]:
+    """The outputs of layers with these names; one name: the checkpoint holds them as one."""
+    if len(names) == 1:
+        return {f"{prefix}.{names[0]}": sum(widths)}
+    return {f"{prefix}.{name}": width for name, width in zip(names, widths, strict=True)}
 
 
 def _boundaries(shapes: Sequence[tuple[int, int]], cut: Cut) -> Iterator[int]:

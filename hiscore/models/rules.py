@@ -29,7 +29,6 @@ def key_rule(name: str, implemented: Callable[[Any], bool], reason: str) -> Rule
 
 
 def one_of(*values: object) -> Callable[[Any], bool]:
-    """Condition for `key_rule`: the value is one of `values`."""
     return lambda value: value in values
 
 
@@ -70,9 +69,17 @@ def _ropes(config: Config) -> Iterator[Config]:
 
 
 CAUSAL_RULE = key_rule("is_causal", bool, "is_causal is {value}: it attends in both directions")
-UNIDIRECTIONAL_RULE = key_rule("use_bidirectional_attention", unset, "it attends in both directions")
+UNIDIRECTIONAL_RULE = key_rule(
+    # Of Gemma 4's "vision", tokens of texts attend to earlier ones.
+    "use_bidirectional_attention",
+    lambda value: not value or value == "vision",
+    "it attends in both directions",
+)
+UNIFORM_RULE = key_rule("per_layer_config", unset, "its layers differ in size (per_layer_config)")
+POOLING_RULE = key_rule(
+    "pooling", one_of(None, "last"), "pooling is '{value}', and its class reads the last token"
+)
 COMMON_RULES: tuple[Rule, ...] = (
     key_rule("transformers_weights", unset, "it names a file of weights of its own ('{value}')"),
-    key_rule("per_layer_config", unset, "its layers differ in size (per_layer_config)"),
     key_rule("text_config", lambda value: value is None or isinstance(value, dict), "text_config is {value}"),
 )

@@ -5,40 +5,35 @@ heads and neurons are its own, and one sum over ranks ends each block. Embedding
 vocabulary, experts by their number. What every rank needs whole, such as norms and routers, every rank reads.
 """
 
-import re
 from dataclasses import dataclass, replace
 
 from hiscore.models.config import Architecture
-from hiscore.models.cut import UNCUT, Cut, expert_share, rows, scaled, shifted
+from hiscore.models.cut import UNCUT, Cut, rows, scaled, shifted
 from hiscore.models.division import undivided
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.parallel.shard import Shard
-
-KV = re.compile(r"\.[kv]_proj\.")
-DIVIDED = re.compile(
-    r"\.(q_proj|qkv_proj|o_proj|gate_proj|up_proj|gate_up_proj|down_proj)\.|embed_tokens|lm_head"
-)
 
 
 def of_rank(a: Architecture, shard: Shard) -> Architecture:
     """A checkpoint's architecture with the sizes that a rank computes.
 
     Heads and neurons are the rank's. Vocabulary and experts keep their numbers: ids and routers are of all.
-
-    Raises:
-        UnsupportedCheckpoint: It cannot be divided.
     """
+    if shard.ranks == 1:
+        return a
+    for has, layers in ((a.recurrence is not None, "recurrent layers"),
+                        (a.family.sizes_by_layer, "layers of different sizes")):  # fmt: skip
+        if has:
+            raise UnsupportedCheckpoint(f"{a.family.name} has {layers}, which one device computes")
     experts = a.experts.count if a.experts else None
-    if shard.ranks > 1 and a.recurrence is not None:
-        raise UnsupportedCheckpoint(f"{a.family.name} has recurrent layers, which one device computes")
-    if shard.ranks > 1 and (
-        reason := undivided(shard.ranks, a.heads, a.kv_heads, a.intermediate_size, experts)
-    ):
+    if reason := undivided(shard.ranks, a.heads, a.kv_heads, a.intermediate_size, experts):
         raise UnsupportedCheckpoint(reason)
+    kv_heads = max(shard.count(a.kv_heads), 1) if shard.ranks <= a.kv_heads else 1
     return replace(
         a,
         heads=shard.count(a.heads),
-        kv_heads=max(shard.count(a.kv_heads), 1) if shard.ranks <= a.kv_heads else 1,
+        kv_heads=kv_heads,
+        head_sizes=((kv_heads, a.head_dim),) * a.layers,
         intermediate_size=shard.count(a.intermediate_size),
     )
 
@@ -88,14 +83,3 @@ class Cuts:
             experts=shard.span(every_expert.stop),
             adds_biases=shard.rank == 0,
         )
-
-
-def share_of(name: str, a: Architecture, shard: Shard) -> float:
-    if shard.ranks == 1:
-        return 1.0
-    of_experts = expert_share(name, a.experts.count if a.experts else 0, shard)
-    if of_experts is not None:
-        return of_experts
-    if KV.search(name):
-        return of_rank(a, shard).kv_heads / a.kv_heads
-    return 1 / shard.ranks if DIVIDED.search(name) else 1.0

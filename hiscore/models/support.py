@@ -1,19 +1,26 @@
 """Models that a checkpoint can serve, and the facts that validation needs, from its JSON files alone."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from hiscore.models.adapter_files import AdapterFacts
 from hiscore.models.division import undividable
 from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, family_of
-from hiscore.models.family import CLASSIFIER, DsaFamily
+from hiscore.models.family import (
+    PROCESS_REWARD_MODEL,
+    DsaFamily,
+    is_classifier,
+    own_label_count,
+    scores_tokens,
+)
+from hiscore.models.headers import unreadable
 from hiscore.models.model_classes import unknown_class
-from hiscore.models.rules import CAUSAL_RULE, COMMON_RULES, UNIDIRECTIONAL_RULE, Config
+from hiscore.models.rules import CAUSAL_RULE, COMMON_RULES, UNIDIRECTIONAL_RULE, UNIFORM_RULE, Config
 from hiscore.models.stored_config import stored_config
 from hiscore.models.text_towers import TEXT_TOWERS, text_config
-from hiscore.models.weight_bytes import unreadable
 from hiscore.settings import Selector
 
 MODELS = ("score", "classify", "tokenizer", "scorer", "decode")
@@ -21,17 +28,13 @@ ENSEMBLES = ("score", "classify")
 """Models without a process of their own: `tokenizer`, then `scorer`."""
 TOKENIZER_FILE = "tokenizer.json"
 UNCONVERTED_TOKENIZERS = (
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "spiece.model",
-    "tiktoken.model",
-    "tekken.json",
-    "vocab.json",
-    "vocab.txt",
-)
+    "tokenizer.model", "sentencepiece.bpe.model", "spm.model", "spiece.model", "tiktoken.model", "tekken.json",
+    "vocab.json", "vocab.txt",
+)  # fmt: skip
 """Files from which transformers can make a TOKENIZER_FILE, with libraries that serving does without."""
 
+STEP_TAG = "<extra_0>"
+"""The token behind a step in prompts of Qwen2.5-Math-PRM."""
 DEFAULT_MAX_CONTEXT = 32_768
 """Longest sequence if MAX_CONTEXT is not set: many checkpoints announce contexts that no pool could hold."""
 
@@ -45,9 +48,21 @@ class CheckpointFacts:
     """Tokens of the longest sequence, as MAX_CONTEXT limits it."""
     is_classifier: bool
     is_encoder: bool = False
-    """True if query and item are read as one pair, and nothing is shared between pairs."""
+    """True if every item is read with the query, both ways, and nothing is shared between items."""
+    joins_pairs: bool = False
+    """True if the tokenizer joins query and item by its template for pairs."""
     token_types: int = 0
     """Types of tokens that an encoder tells apart; 0 or 1: none."""
+    scores_tokens: bool = False
+    """True if its head is read at tokens, and an item as such has no score."""
+    step_id: int | None = None
+    """The token at which such a model is read; None: at every token."""
+    is_guard: bool = False
+    """True if its labels are of several groups."""
+    labels: int = 0
+    """Labels of a classifier."""
+    adapters: Mapping[str, AdapterFacts] = field(default_factory=dict)
+    """Adapters that calls may name."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +74,7 @@ class Capabilities:
 
 
 def context_limit(of_checkpoint: int, max_context: int | None) -> int:
-    """Tokens of the longest sequence that is served, of those that the checkpoint's positions cover.
-
-    Raises:
-        ValueError: The setting exceeds the checkpoint's context.
-    """
+    """Tokens of the longest sequence that is served; raises ValueError if the setting exceeds the checkpoint's."""
     if max_context is None:
         return min(of_checkpoint, DEFAULT_MAX_CONTEXT)
     if max_context > of_checkpoint:
@@ -80,32 +91,39 @@ def most_context(config: Config, max_context: int | None) -> int:
     """
     if max_context is not None:
         return max_context
+    return min(longest_context(config) or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
+
+
+def longest_context(config: Config) -> int | None:
+    """The checkpoint's own context, if config.json alone says it."""
     texts = text_config(config)
     longest = texts.get("max_position_embeddings")
     rope = texts.get("rope_parameters") or texts.get("rope_scaling") or {}
     # Of YaRN see `layers.rope.context_length`.
     if not isinstance(longest, int) or "yarn" in (rope.get("rope_type"), rope.get("type")):
-        return DEFAULT_MAX_CONTEXT
+        return None
     family = ENCODER_FAMILIES.get(str(config.get("model_type")))
     if family and family.positions_follow_pad:
         longest -= config.get("pad_token_id", 1) + 1
-    return min(longest, DEFAULT_MAX_CONTEXT)
+    return longest
 
 
-def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
+def servable(checkpoint: Path, ranks: int = 1, on_gpu: bool = False) -> Capabilities:
     """Sort the models into those that a checkpoint can serve, on so many devices each, and the others."""
     left_out: dict[str, str] = {}
     config = stored_config(checkpoint)
     if not has_tokenizer(checkpoint):
         left_out["tokenizer"] = no_tokenizer(checkpoint)
     unread = unreadable(checkpoint)
-    if reason := unscorable(config) or undividable(config, ranks) or unread:
+    if reason := unscorable(config, on_gpu, ranks) or undividable(config, ranks) or unread:
         left_out["scorer"] = reason
     if left_out:
         left_out |= dict.fromkeys(ENSEMBLES, f"it needs the {' and the '.join(left_out)}")
+    elif scores_tokens(config.get("architectures")):
+        left_out |= dict.fromkeys(ENSEMBLES, "the model scores tokens: 'scorer' has outputs for them")
     elif not is_classifier(config.get("architectures")):
         left_out["classify"] = "a language model has no labels of its own; 'score' takes them with each call"
-    if reason := undecodable(config) or undividable(config, ranks) or unread:
+    if reason := undecodable(config, on_gpu) or undividable(config, ranks) or unread:
         left_out["decode"] = reason
     family = family_of(config)
     selectors = family.selectors if family else ()
@@ -113,11 +131,7 @@ def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
 
 
 def choose_selector(asked: Selector, selectors: Sequence[Selector]) -> Selector:
-    """Choose one of a checkpoint's selectors, which begin with its default.
-
-    Raises:
-        ValueError: The checkpoint does not have the selector that is asked for.
-    """
+    """Choose one of a checkpoint's selectors, which begin with its default, or raise ValueError."""
     if asked == "auto":
         return selectors[0]
     if asked not in selectors:
@@ -142,39 +156,59 @@ def _broken_rule(config: Config) -> str | None:
         return f"model_type '{config.get('model_type')}'{of_tower} is none of {', '.join(served)}"
     # transformers makes the mask of a text tower from either config.
     of_whole = () if of_texts is config else (CAUSAL_RULE, UNIDIRECTIONAL_RULE)
+    uniform = () if getattr(family, "sizes_by_layer", False) else (UNIFORM_RULE,)
     rules = [(rule, config) for rule in (unknown_class, *COMMON_RULES, *of_whole)]
-    rules += [(rule, of_texts) for rule in (*COMMON_RULES, *family.rules)]
+    rules += [(rule, of_texts) for rule in (*COMMON_RULES, *of_whole, *uniform, *family.rules)]
     return next((reason for rule, part in rules if (reason := rule(part))), None)
 
 
-def unscorable(config: Config) -> str | None:
+def unscorable(config: Config, on_gpu: bool = False, ranks: int = 1) -> str | None:
     """Reason why the scorer cannot serve a checkpoint with this config.json, or None if it can."""
-    if isinstance(family := family_of(config), DsaFamily):
-        return f"model_type '{family.name}' attends to a selection of tokens: decode alone serves it"
+    latent = isinstance(family := family_of(config), DsaFamily)
+    if latent and ranks > 1:
+        return f"TENSOR_PARALLEL is {ranks}, and latent attention is scored on one device"
+    if on_gpu and (latent or any(getattr(family, each, False) for each in ("sizes_by_layer", "convolved"))):
+        return f"model_type '{config['model_type']}' is scored on a CPU alone: set DEVICE=cpu"
     return unsupported(config)
 
 
-def undecodable(config: Config) -> str | None:
+def undecodable(config: Config, on_gpu: bool = False) -> str | None:
     """Reason why `decode` cannot serve a checkpoint with this config.json, or None if it can."""
     if reason := unsupported(config):
         return reason
-    if getattr(family_of(config), "recurrent", False):
-        return f"model_type '{config['model_type']}' has recurrent layers, which are scored alone"
+    family = family_of(config)
+    if on_gpu and isinstance(family, DsaFamily) and not family.indexed:
+        return f"model_type '{family.name}' is decoded on a CPU alone: set DEVICE=cpu"
+    if on_gpu and getattr(family, "recurrent", False):
+        return (
+            f"model_type '{config['model_type']}' has recurrent layers, which decode computes on a CPU alone"
+        )
+    if getattr(family, "sizes_by_layer", False):
+        return f"model_type '{config['model_type']}' has layers of different sizes, which are scored alone"
     if is_classifier(config["architectures"]):
         return f"architecture '{config['architectures'][0]}' has no head for tokens"
     return None
 
 
-def is_classifier(architectures: Sequence[str] | None) -> bool:
-    """True if `architectures`, as config.json has them, name a sequence classifier."""
-    return bool(architectures and architectures[0].endswith(CLASSIFIER))
+def read_step_id(checkpoint: Path) -> int | None:
+    """Id of the token that ends each step of a solution, for a process reward model; None: it names none."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    if not (config.get("architectures") or [""])[0].endswith(PROCESS_REWARD_MODEL):
+        return None
+    tokens = json.loads((checkpoint / TOKENIZER_FILE).read_text()) if has_tokenizer(checkpoint) else {}
+    added = {token["content"]: int(token["id"]) for token in tokens.get("added_tokens") or ()}
+    found: int | None = config.get("step_tag_id", added.get(STEP_TAG))
+    return found
 
 
 def label_names(checkpoint: Path) -> tuple[str, ...]:
     """Names of a classifier's labels, in order: LABEL_0 and so on for those without one, as in transformers."""
-    config = json.loads((checkpoint / "config.json").read_text())
-    if not is_classifier(config.get("architectures")):
+    config = stored_config(checkpoint)
+    architectures = config.get("architectures") or ()
+    if not is_classifier(architectures):
         return ()
+    if (count := own_label_count(architectures)) is not None:
+        return tuple(f"LABEL_{number}" for number in range(count))
     named = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
     return tuple(named.get(number, f"LABEL_{number}") for number in range(max(named, default=-1) + 1))
 

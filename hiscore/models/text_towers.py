@@ -8,17 +8,21 @@ from collections.abc import Mapping
 
 from hiscore.models.rules import Config
 
-OF_IMAGES = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
-"""Names of tensors that read images, which are not loaded."""
+OF_IMAGES = re.compile(
+    r"(model\.)?(visual|vision_tower|multi_modal_projector|audio_tower|embed_(vision|audio))\."
+)
+"""Names of tensors that read images and sounds, which are not loaded."""
 LOOKAHEAD = "mtp."
 """Beginning of the names of Qwen's layers that predict further tokens, which are not loaded."""
 TEXT_TOWERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
+    "gemma4": ("gemma4_text",),
     "mistral3": ("mistral", "ministral3"),
     "qwen2_vl": ("qwen2_vl_text",),
     "qwen2_5_vl": ("qwen2_5_vl_text",),
     "qwen3_vl": ("qwen3_vl_text",),
     "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
 }
 """Models of texts and images: the families that their text tower may be, the default first."""
 TOWERS = {tower for towers in TEXT_TOWERS.values() for tower in towers}
@@ -44,6 +48,24 @@ def text_tensor(name: str) -> str | None:
     if OF_IMAGES.match(name):
         return None
     return _OF_TEXTS.sub("", name) if _HEAD.match(name) else _OF_TEXTS.sub("model.", name)
+
+
+OTHER_NAMES = {
+    "lfm2": {
+        **{"operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+        **{"embedding_norm": "norm", "q_layernorm": "q_norm", "k_layernorm": "k_norm"},
+        **{"self_attn.out_proj": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj"},
+        **{"feed_forward.w2": "mlp.down_proj", "feed_forward.w3": "mlp.up_proj"},
+    }
+}
+"""Parts of tensors' names in families that call them otherwise."""
+
+
+def usual_name(name: str, model_type: str | None) -> str:
+    """Name that a tensor of a family has in most others."""
+    for own, usual in OTHER_NAMES.get(str(model_type), {}).items():
+        name = name.replace(own, usual)
+    return name
 
 
 _OF_TEXTS = re.compile(r"^(model\.)?language_model\.(model\.)?")

@@ -7,11 +7,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def weight_files(checkpoint: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, whether or not those of an index exist; none without file and index.
-
-    Raises:
-        ValueError: The index is none.
-    """
+    """The safetensors files of a checkpoint, which may be missing, or ValueError: the index is none."""
     # transformers looks at an index only where there is no single file.
     if (checkpoint / SINGLE).is_file():
         return [checkpoint / SINGLE]

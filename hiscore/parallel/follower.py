@@ -9,7 +9,6 @@ import pickle
 import signal
 import socket
 import sys
-import threading
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -80,9 +79,7 @@ def _watch_first_rank(heartbeat: socket.socket, parent: int) -> None:
         os._exit(1)
 
     HeartbeatSender([heartbeat], on_loss=partial(os._exit, 1))
-    busy = threading.Event()
-    busy.set()
-    HeartbeatMonitor({0: heartbeat}, end, busy, set_by_peers=True)
+    HeartbeatMonitor({0: heartbeat}, end, busy=None)
 
 
 if __name__ == "__main__":

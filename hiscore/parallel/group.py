@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed
@@ -23,44 +23,25 @@ FEW = 2**16
 """Numbers that ranks on the CPU gather and add up themselves; gloo reduces more."""
 
 
-class Group(Protocol):
-    """Exchanges of tensors between all ranks, in which every rank takes part with the same shapes."""
+class Group:
+    """Exchanges of tensors between all ranks, each with the same shapes; this class itself is for one alone."""
 
-    shard: Shard
+    shard: Shard = WHOLE
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over ranks; x may be overwritten."""
-        ...
+        return x
 
     def max(self, x: Tensor) -> Tensor:
         """The maximum over ranks, element by element; x may be overwritten."""
-        ...
+        return x
 
     def gather(self, x: Tensor) -> Tensor:
         """All ranks' tensors, side by side in the order of ranks: [T, n] to [T, ranks n]."""
-        ...
+        return x
 
     def merge(self, x: Tensor) -> Tensor:
         """Return each element of the rank that has it, to the bit; x is 0 elsewhere, and may be overwritten."""
-        ...
-
-
-class Alone(Group):
-    """The only rank."""
-
-    def __init__(self) -> None:
-        self.shard = WHOLE
-
-    def sum(self, x: Tensor) -> Tensor:
-        return x
-
-    def max(self, x: Tensor) -> Tensor:
-        return x
-
-    def gather(self, x: Tensor) -> Tensor:
-        return x
-
-    def merge(self, x: Tensor) -> Tensor:
         return x
 
 

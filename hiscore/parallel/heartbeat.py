@@ -68,8 +68,7 @@ class HeartbeatMonitor:
         self,
         peers: Mapping[int, socket.socket],
         on_loss: Callable[[str], None],
-        busy: threading.Event,
-        set_by_peers: bool = False,
+        busy: threading.Event | None,
         wait: Callable[[float], object] | None = None,
     ) -> None:
         """Begin to listen.
@@ -77,12 +76,14 @@ class HeartbeatMonitor:
         Args:
             peers: The socket of each other rank, by its number.
             on_loss: Called once, with what has happened.
-            busy: While set, silence is no hang: reading files may hold the interpreter for long.
-            set_by_peers: True if what is heard sets and clears `busy`.
+            busy: While set, silence is no hang: reading files may hold the interpreter for long. None: it is none
+                at first, and then as what is heard says.
             wait: Waits so many seconds; None: by the clock.
         """
         self._peers, self._on_loss = peers, on_loss
-        self._busy, self._set_by_peers = busy, set_by_peers
+        self._busy, self._set_by_peers = busy or threading.Event(), busy is None
+        if self._set_by_peers:
+            self._busy.set()
         self._closed = threading.Event()
         self._wait = wait or self._closed.wait
         self._thread = threading.Thread(target=self._listen, name="ranks", daemon=True)

@@ -13,14 +13,13 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from subprocess import Popen, TimeoutExpired
-from types import TracebackType
 from typing import TypeVar
 
 import torch
 
 from hiscore.parallel.group import Distributed
 from hiscore.parallel.heartbeat import HeartbeatMonitor, HeartbeatSender
-from hiscore.parallel.rank import Leader, OneRank, Rank, RankError, Work, meet
+from hiscore.parallel.rank import Leader, Rank, RankError, Work, meet
 from hiscore.parallel.shard import Shard
 from hiscore.parallel.start import spawn, store_path, use
 
@@ -64,14 +63,6 @@ class Ranks(Leader):
         shard = Shard(0, len(devices))
         self.rank = Rank(devices[0], Distributed(store_path(store), shard, devices[0]))
         self.do(meet, wait_for_all=True)
-
-    def __enter__(self) -> "Ranks":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def prepare(self, work: Work[T]) -> T:
         message = self._send(work, confirm=True)
@@ -167,7 +158,7 @@ class Ranks(Leader):
 
 def lead(devices: Sequence[torch.device]) -> Leader:
     """The leader of a rank on each device; of one alone, no process is started."""
-    return Ranks(devices) if len(devices) > 1 else OneRank(devices[0])
+    return Ranks(devices) if len(devices) > 1 else Leader(devices[0])
 
 
 def _work_of(message: bytes) -> Work[T]:

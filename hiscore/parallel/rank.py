@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from hiscore.parallel.group import Alone, Group
+from hiscore.parallel.group import Group
 from hiscore.parallel.shard import Shard
 
 T_co = TypeVar("T_co", covariant=True)
@@ -17,7 +17,7 @@ class Rank:
     """One process of a model, with a device of its own."""
 
     device: torch.device
-    group: Group = field(default_factory=Alone)
+    group: Group = field(default_factory=Group)
     held: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -37,11 +37,18 @@ class Work(Protocol[T_co]):
     def __call__(self, rank: Rank) -> T_co: ...
 
 
-class Leader(Protocol):
-    """Has work done by all ranks."""
+class RankError(RuntimeError):
+    """A rank could not do its share."""
+
+
+class Leader:
+    """Has work done by all ranks: here by this process alone."""
 
     rank: Rank
     """The rank of this process, the first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank = Rank(device)
 
     def prepare(self, work: Work[T]) -> T:
         """Have work done in which ranks exchange nothing, and wait for all of them.
@@ -49,7 +56,7 @@ class Leader(Protocol):
         Raises:
             RankError: One of the others failed; the message names it.
         """
-        ...
+        return work(self.rank)
 
     def do(self, work: Work[T], wait_for_all: bool = False) -> T:
         """Have work done. Ranks that fail here would no longer be in step: the instance ends.
@@ -57,34 +64,10 @@ class Leader(Protocol):
         Returns:
             The first rank's result; without `wait_for_all` the others may not have finished.
         """
-        ...
+        return work(self.rank)
 
     def started(self) -> None:
         """Take silence for a hang from now on. Ranks that start import and load, and may be silent for long."""
-        ...
 
     def close(self) -> None:
         """End the other ranks."""
-
-
-class RankError(RuntimeError):
-    """A rank could not do its share."""
-
-
-class OneRank(Leader):
-    """The leader of none but itself."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.rank = Rank(device)
-
-    def prepare(self, work: Work[T]) -> T:
-        return work(self.rank)
-
-    def do(self, work: Work[T], wait_for_all: bool = False) -> T:
-        return work(self.rank)
-
-    def started(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

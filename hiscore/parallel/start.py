@@ -15,16 +15,17 @@ import torch
 from hiscore.logs import LogFormat, configure_model
 from hiscore.parallel.rank import Rank
 from hiscore.parallel.shard import Shard
+from hiscore.server.host import usable_cores
 
 Loaded = TypeVar("Loaded")
 
 
 def use(device: torch.device, processes: int) -> None:
-    """Make a device the current one; on the CPU, take the share of the cores of one of so many processes."""
+    """Make a device the current one; on the CPU, take a process's share of the usable cores."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(max(torch.get_num_threads() // processes, 1))
+        torch.set_num_threads(max(min(torch.get_num_threads(), usable_cores()) // processes, 1))
 
 
 def load_on(device: torch.device, load: Callable[[], Loaded]) -> Loaded:

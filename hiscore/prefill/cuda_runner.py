@@ -28,7 +28,7 @@ from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tile_inputs import window_slots
 from hiscore.device.copies import PinnedArray, PinnedArrays
 from hiscore.device.graphs import GraphCapture, StaticOutputs
-from hiscore.layers.triton_ops import TritonOps
+from hiscore.layers.triton_ops import AdaptedTritonOps, TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.input_layout import (
     MAX_TAIL_ROWS,
@@ -41,6 +41,7 @@ from hiscore.prefill.input_layout import (
 from hiscore.prefill.interface import Runner, launch_all
 from hiscore.prefill.pools import Pools
 from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes, rows_between, slices_of
+from hiscore.recurrence.triton_recurrence import TritonRecurrence
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +57,27 @@ class CudaRunner(Runner):
         pools: Pools | None = None,
         paged_attention: FlashInferAttention | None = None,
         in_slices: bool = False,
+        states: int = 0,
     ) -> None:
-        """Allocate a KV pool, if there is none, and capture graphs. For the arguments see `make_runner`."""
+        """Allocate pools, if there are none, and capture graphs. For the arguments see `make_runner`."""
         a = decoder.architecture
         self._decoder = decoder
         self._device = decoder.device
         properties = torch.cuda.get_device_properties(self._device)
         self._row_counts = capture_sizes(max_rows)
         sizes = (a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
-        self._ops = decoder.over_ranks(TritonOps(*sizes))
-        self._pools = Pools(decoder.new_pool(slots)) if pools is None else pools
-        self.pool, self._by_layer = self._pools.shared, self._pools.by_layer(a.recurrent)
+        adapters = decoder.adapters
+        self._ops = decoder.over_ranks(AdaptedTritonOps(adapters, *sizes) if adapters else TritonOps(*sizes))
+        self._pools = Pools.of(decoder, slots, states) if pools is None else pools
+        self.pool, self._by_layer = self._pools.shared, self._pools.by_layer(a.keyless)
         self._attention = TritonAttention(
             decoder.attention_shape, decoder.dtype, properties.multi_processor_count, self._pools.windows
         )
+        self._recurrence: TritonRecurrence | None = None
+        if a.recurrence is not None and self._pools.states is not None:
+            self.steps = self._recurrence = TritonRecurrence(
+                a.recurrence, self._pools.states, a.norm_eps, properties.multi_processor_count
+            )
         self._paged_attention = paged_attention
         self._layouts = [InputLayout(rows) for rows in self._row_counts]
         largest = self._layouts[-1]
@@ -78,6 +86,7 @@ class CudaRunner(Runner):
             StaticInputs,
             rows_per_tile=self._attention.rows_per_tile,
             windowed=bool(self._pools.windows),
+            taps=0 if self._recurrence is None or a.recurrence is None else a.recurrence.taps,
             device=self._device,
         )
         self._many_rows = make(largest, self.between)
@@ -115,7 +124,10 @@ class CudaRunner(Runner):
         if len(slots) > MAX_CONTEXT_SLOTS:
             raise ValueError(f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit")
         windows = window_slots(forward) if self._pools.windows else NO_SLOTS
-        parts = [arrays.add(each) for each in (buffer, slots, windows, scored)]
+        states: Int32 = NO_ROWS
+        if self._recurrence is not None and forward.states is not None:
+            states = self._recurrence.tables.of(forward.states)
+        parts = [arrays.add(each) for each in (buffer, slots, windows, states, scored)]
         return self._launch(layout, forward, parts, len(behind))
 
     def _layout_of(self, rows: int) -> InputLayout:
@@ -136,17 +148,19 @@ class CudaRunner(Runner):
 
         Args:
             forward: Planned by FlashInfer, if that attends.
-            parts: Arrays to copy: its buffer, slots of contexts and of windows; the rows to read if they are many.
+            parts: Arrays to copy: its buffer, slots of contexts and of windows, the table of its states; the rows
+                to read if they are many.
             behind: Number of rows to read at the buffer's end; 0: they are in `parts`, if any.
         """
-        buffer, slots, windows, many = parts
+        *filled, many = parts
         inputs = self._inputs_of(layout)
         with inputs.held():
             attention, captured = self._plan(layout, forward)
-            inputs.fill(buffer, slots, windows)
-            scored = inputs.buffer[len(buffer) - behind : len(buffer)] if behind else many.to(self._device)
+            inputs.fill(*filled)
+            used = len(filled[0])
+            scored = inputs.buffer[used - behind : used] if behind else many.to(self._device)
             if layout.rows not in captured:
-                final = self._tail(*self._body(layout, attention), scored)
+                final = self._tail(scored, *self._body(layout, attention), *self._ids(layout))
             else:
                 graphs = captured[layout.rows]
                 for graph, _ in graphs[:-1]:
@@ -172,8 +186,7 @@ class CudaRunner(Runner):
     def _replay_tail(self, first_row: int, outputs: tuple[Tensor, ...], scored: Tensor) -> Tensor:
         """The tail of some rows of a graph's outputs, which begin at a row of the static ones."""
         if len(scored) not in self._tails:
-            x, attended = outputs
-            return self._tail(x, attended, scored)
+            return self._tail(scored, *outputs)
         torch.add(scored, first_row, out=self._scored[: len(scored)])
         graph, (final,) = self._tails[len(scored)]
         graph.replay()
@@ -189,16 +202,24 @@ class CudaRunner(Runner):
             self._attention.inputs = replace(tiles, window_slots=inputs.window_slots)
             if span is None or not span.start:
                 self._attention.cut_into_tiles()
+        if self._recurrence is not None:
+            self._recurrence.table = inputs.state_table
         windows = self._pools.windows
         slot_mappings = [
             self._row_slots[: layout.rows] if layer in windows else slot_mapping
             for layer in range(self._decoder.architecture.layers)
         ]
         rows = ModelInputs(ids, positions, slot_mappings, angles)
-        return self._decoder.body(rows, self._ops, attention, self._by_layer, span, x)
+        return self._decoder.body(rows, self._ops, attention, self._by_layer, span, x, self._recurrence)
 
-    def _tail(self, x: Tensor, attended: Tensor, scored: Tensor) -> Tensor:
-        return self._decoder.tail(x.index_select(0, scored), attended.index_select(0, scored), self._ops)
+    def _ids(self, layout: InputLayout) -> tuple[Tensor, ...]:
+        """Token ids, int32 [rows], which the tail needs under adapters."""
+        buffer = self._inputs_of(layout).buffer
+        return (buffer[: layout.rows],) if self._decoder.adapters else ()
+
+    def _tail(self, scored: Tensor, x: Tensor, attended: Tensor, *ids: Tensor) -> Tensor:
+        x, attended, *of_rows = (each.index_select(0, scored) for each in (x, attended, *ids))
+        return self._decoder.tail(x, attended, self._ops, *of_rows)
 
     @torch.inference_mode()
     def _capture(self) -> None:
@@ -226,7 +247,8 @@ class CudaRunner(Runner):
     def _graphs_of(self, layout: InputLayout, attention: Attention, capture: GraphCapture) -> list[Graph]:
         layers, first = self._decoder.architecture.layers, self._inputs_of(layout).first_row
         if not self._graphs:
-            self._outputs.allocate(*self._body(layout, attention), rows=first + layout.rows)
+            outputs = *self._body(layout, attention), *self._ids(layout)
+            self._outputs.allocate(*outputs, rows=first + layout.rows)
         spans = slices_of(layout.rows, layers) if self.between else [range(layers)]
         launches = [partial(self._slice, layout, attention, span) for span in spans]
         for launch in launches:
@@ -239,18 +261,19 @@ class CudaRunner(Runner):
         first = self._inputs_of(layout).first_row
         before = self._outputs.rows(first, layout.rows)[0] if span.start else None
         x, attended = self._body(layout, attention, span, before)
-        left = (x, attended) if span.stop == self._decoder.architecture.layers else (x,)
+        is_last = span.stop == self._decoder.architecture.layers
+        left = (x, attended, *self._ids(layout)) if is_last else (x,)
         return self._outputs.keep(*left, first=first)
 
     def _capture_tail(self, rows: int, capture: GraphCapture) -> None:
         """Capture the tail of rows anywhere in the outputs of all graphs."""
-        x, attended = self._outputs.rows(0, self._many_rows.first_row + self._layouts[-1].rows)
-        x.zero_()
-        attended.zero_()
+        outputs = self._outputs.rows(0, self._many_rows.first_row + self._layouts[-1].rows)
+        for each in outputs:
+            each.zero_()
         scored = self._scored[:rows]
-        self._final.allocate(self._tail(x, attended, scored))
+        self._final.allocate(self._tail(scored, *outputs))
         torch.cuda.synchronize(self._device)
-        self._tails[rows] = self._captured(capture, lambda: self._final.keep(self._tail(x, attended, scored)))
+        self._tails[rows] = self._captured(capture, lambda: self._final.keep(self._tail(scored, *outputs)))
 
     def _captured(self, capture: GraphCapture, launch: Callable[[], tuple[Tensor, ...]]) -> Graph:
         # NCCL's own thread asks for its events meanwhile.

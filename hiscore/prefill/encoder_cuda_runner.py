@@ -21,7 +21,8 @@ from hiscore.attention.tiles import cut_into_tiles
 from hiscore.device.copies import OnDevice, Uploads
 from hiscore.device.graphs import GraphCapture
 from hiscore.device.numerics import at_least_float32
-from hiscore.models.encoders.encoder import Encoder, EncoderInputs
+from hiscore.models.encoders.both_ways import AnyEncoder
+from hiscore.models.encoders.encoder import EncoderInputs
 from hiscore.prefill.input_layout import pad_scored
 from hiscore.prefill.interface import ForwardRunner
 from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
@@ -81,7 +82,7 @@ def pad_pairs(forward: Forward) -> tuple[Int32, Int32]:
 
 
 class CudaEncoderRunner(ForwardRunner):
-    def __init__(self, encoder: Encoder, max_rows: int) -> None:
+    def __init__(self, encoder: AnyEncoder, max_rows: int) -> None:
         """Capture graphs for up to `max_rows` rows."""
         self._encoder, self._device = encoder, encoder.device
         properties = torch.cuda.get_device_properties(self._device)
@@ -93,15 +94,17 @@ class CudaEncoderRunner(ForwardRunner):
             EncoderLayout(rows, max_tiles(rows, 1, per_tile)) for rows in capture_sizes(max_rows)
         ]
         self._static = torch.zeros(self._layouts[-1].size, dtype=torch.int32, device=self._device)
-        shape = (self._layouts[-1].rows, encoder.architecture.hidden_size)
-        self._x = torch.empty(shape, dtype=at_least_float32(encoder.dtype), device=self._device)
-        self._attended = torch.empty(shape, dtype=encoder.dtype, device=self._device)
+        a, rows = encoder.architecture, self._layouts[-1].rows
+        self._x = torch.empty(
+            (rows, a.hidden_size), dtype=at_least_float32(encoder.dtype), device=self._device
+        )
+        self._attended = torch.empty((rows, a.attended), dtype=encoder.dtype, device=self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._capture()
 
     @torch.inference_mode()
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
-        nothing = self._x[:0]
+        nothing = self._x[:0, : self._encoder.architecture.head_width]
         layouts = [next(x for x in self._layouts if x.rows >= len(f.input_ids)) for f in forwards]
         uploads = Uploads(self._device)
         inputs: list[list[OnDevice]] = []

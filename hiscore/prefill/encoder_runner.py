@@ -8,20 +8,21 @@ from torch import Tensor
 
 from hiscore.attention.bidirectional_torch import TorchBidirectionalAttention
 from hiscore.attention.metadata import Forward
-from hiscore.models.encoders.encoder import Encoder, EncoderInputs
+from hiscore.models.encoders.both_ways import AnyEncoder
+from hiscore.models.encoders.encoder import EncoderInputs
 from hiscore.prefill.interface import ForwardRunner
 
 
 class TorchEncoderRunner(ForwardRunner):
     """`ForwardRunner` on the CPU, at once."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: AnyEncoder) -> None:
         self._encoder = encoder
         self._attention = TorchBidirectionalAttention(encoder.attention_shape)
 
     @torch.inference_mode()
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
-        nothing = torch.empty((0, self._encoder.architecture.hidden_size))
+        nothing = torch.empty((0, self._encoder.architecture.head_width))
         return torch.cat([nothing, *(self._forward(forward) for forward in forwards)])
 
     def _forward(self, forward: Forward) -> Tensor:
@@ -38,7 +39,7 @@ class TorchEncoderRunner(ForwardRunner):
         return self._encoder.head(self._encoder.tail(x[scored], attended[scored]), lengths)
 
 
-def make_encoder_runner(encoder: Encoder, max_rows: int) -> ForwardRunner:
+def make_encoder_runner(encoder: AnyEncoder, max_rows: int) -> ForwardRunner:
     """The runner for an encoder's device, for forwards of up to `max_rows` rows."""
     if encoder.device.type == "cuda":
         from hiscore.prefill.encoder_cuda_runner import CudaEncoderRunner

@@ -14,6 +14,7 @@ from hiscore.attention.packed_triton import TileInputs, TileTables
 from hiscore.attention.tile_inputs import describe, most_described
 from hiscore.device.copies import PinnedArray
 from hiscore.prefill.row_counts import MIN_ROWS
+from hiscore.recurrence.chunk_tables import table_size
 
 ROW_FIELDS = 4
 """Token id, position, place in the rotary tables, KV slot."""
@@ -82,16 +83,24 @@ class StaticInputs:
     """The inputs that CUDA graphs read, of one forward at a time; forwards launched in turns have one each."""
 
     def __init__(
-        self, largest: InputLayout, first_row: int, rows_per_tile: int, windowed: bool, device: torch.device
+        self,
+        largest: InputLayout,
+        first_row: int,
+        rows_per_tile: int,
+        windowed: bool,
+        taps: int,
+        device: torch.device,
     ) -> None:
         """Allocate the inputs of the largest forward, whose rows begin at `first_row` in the outputs of graphs.
 
-        If `windowed`, some layers keep a window only.
+        If `windowed`, some layers keep a window only; with `taps`, some are recurrent.
         """
         self.buffer = torch.zeros(largest.size, dtype=torch.int32, device=device)
         self.tables = TileTables(largest.rows, rows_per_tile, device)
         self.context_slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=device)
         self.window_slots = torch.zeros_like(self.context_slots) if windowed else None
+        states = table_size(largest.rows, taps) if taps else 0
+        self.state_table = torch.zeros(states, dtype=torch.int32, device=device)
         self.first_row = first_row
         self._held = False
 
@@ -106,14 +115,18 @@ class StaticInputs:
         finally:
             self._held = False
 
-    def fill(self, buffer: PinnedArray, context_slots: PinnedArray, window_slots: PinnedArray) -> None:
+    def fill(
+        self, buffer: PinnedArray, context_slots: PinnedArray, window_slots: PinnedArray, states: PinnedArray
+    ) -> None:
         """Copy a forward's inputs here; empty ones are not read."""
         buffer.copy_to(self.buffer)
         context_slots.copy_to(self.context_slots)
         if self.window_slots is not None:
             window_slots.copy_to(self.window_slots)
+        states.copy_to(self.state_table)
 
     def clear(self, layout: InputLayout) -> None:
         """No tiles and no slots: what is then launched reads and writes no real data."""
         self.buffer.zero_()
+        self.state_table.zero_()
         self.buffer[(ROW_FIELDS - 1) * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT

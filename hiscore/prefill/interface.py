@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hiscore.attention.metadata import Forward
 from hiscore.device.copies import PinnedArrays
+from hiscore.recurrence.gated_delta_net import Steps
 
 T = TypeVar("T")
 
@@ -51,3 +52,5 @@ class Runner(ForwardRunner, Protocol):
     """A `ForwardRunner` of a decoder, with its own KV pool."""
 
     pool: Tensor  # [layers, slots, 2, kv_heads, head_dim]
+    steps: Steps | None = None
+    """Computes steps of recurrent layers in the same pool of states; None: there are no such layers."""

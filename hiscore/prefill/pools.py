@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from hiscore.models.decoder import Decoder
 from hiscore.recurrence.state_pool import StatePool
 
 
@@ -26,10 +27,15 @@ class Pools:
     first_row: int = 0
     states: StatePool | None = None
 
-    def by_layer(self, recurrent: Sequence[bool]) -> list[Tensor]:
-        """The pool of each layer; empty for those that are `recurrent`."""
+    @classmethod
+    def of(cls, decoder: Decoder, slots: int, states: int) -> "Pools":
+        """Allocate pools of so many tokens, and of so many states if layers are recurrent."""
+        return cls(decoder.new_pool(slots), states=decoder.new_states(states))
+
+    def by_layer(self, keyless: Sequence[bool]) -> list[Tensor]:
+        """The pool of each layer; empty for those that keep no keys."""
         shared, nothing = iter(self.shared), self.shared[:0]
         return [
-            nothing if keeps_state else self.windows[layer] if layer in self.windows else next(shared)
-            for layer, keeps_state in enumerate(recurrent)
+            nothing if has_none else self.windows[layer] if layer in self.windows else next(shared)
+            for layer, has_none in enumerate(keyless)
         ]

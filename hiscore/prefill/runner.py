@@ -10,11 +10,12 @@ from torch import Tensor
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_torch import TorchAttention
 from hiscore.device.copies import PinnedArrays
-from hiscore.layers.torch_ops import TorchOps
+from hiscore.layers.adapters import AdaptedTorchOps
+from hiscore.layers.ops import Ops
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.interface import Runner, launch_all
 from hiscore.prefill.pools import Pools
-from hiscore.recurrence.torch_recurrence import TorchRecurrence
+from hiscore.recurrence.torch_recurrence import StepRecurrence, TorchRecurrence
 
 if TYPE_CHECKING:
     from hiscore.attention.flashinfer_prefill import FlashInferAttention
@@ -27,17 +28,16 @@ class TorchRunner(Runner):
     def __init__(self, decoder: Decoder, slots: int, pools: Pools | None = None, states: int = 0) -> None:
         a = decoder.architecture
         self._decoder = decoder
-        self._ops = decoder.over_ranks(
-            TorchOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
-        )
-        self._pools = (
-            Pools(decoder.new_pool(slots), states=decoder.new_states(states)) if pools is None else pools
-        )
+        sizes = (a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
+        adapters = decoder.adapters
+        self._ops = decoder.over_ranks(AdaptedTorchOps(adapters, *sizes) if adapters else Ops(*sizes))
+        self._pools = Pools.of(decoder, slots, states) if pools is None else pools
         self.pool = self._pools.shared
         self._attention = TorchAttention(decoder.attention_shape, self._pools.windows)
         self._recurrence: TorchRecurrence | None = None
         if a.recurrence is not None and self._pools.states is not None:
             self._recurrence = TorchRecurrence(a.recurrence, self._pools.states, a.norm_eps)
+            self.steps = StepRecurrence(a.recurrence, self._pools.states, a.norm_eps)
 
     @torch.inference_mode()
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
@@ -59,7 +59,8 @@ class TorchRunner(Runner):
             [rows if layer in windows else slots for layer in range(layers)],
             None if forward.angles is None else torch.from_numpy(forward.angles),
         )
-        pool, x = self._pools.by_layer(self._decoder.architecture.recurrent), None
+        pools, x = self._pools.by_layer(self._decoder.architecture.keyless), None
+        pool = self._decoder.layer_pools(pools)
         for span in self._spans(forward):
             if x is not None:
                 yield
@@ -71,7 +72,7 @@ class TorchRunner(Runner):
             )
         assert x is not None
         scored = torch.from_numpy(forward.scored_rows)
-        return self._decoder.tail(x[scored], attended[scored], self._ops)
+        return self._decoder.tail(x[scored], attended[scored], self._ops, inputs.input_ids[scored])
 
     def _spans(self, forward: Forward) -> Sequence[range]:
         """The layers of each slice: on a CPU nothing is launched ahead."""
@@ -99,5 +100,5 @@ def make_runner(
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner
 
-        return CudaRunner(decoder, slots, max_rows, pools, paged_attention, in_slices)
+        return CudaRunner(decoder, slots, max_rows, pools, paged_attention, in_slices, states)
     return TorchRunner(decoder, slots, pools, states)

@@ -1,5 +1,6 @@
-"""The texts under which a question's options stand: each is one token where the model's answer begins."""
+"""The texts under which a question's options stand, as tokens where the model's answer begins."""
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,10 +24,10 @@ PAIRS = tuple(map("".join, product(ascii_uppercase, repeat=2)))
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of one question; `ids` are their tokens, all different."""
+    """The labels of one question; `ids` are the tokens of each, all different."""
 
     texts: Sequence[str]
-    ids: Sequence[int]
+    ids: Sequence[tuple[int, ...]]
 
 
 class AnswerLabels:
@@ -36,33 +37,35 @@ class AnswerLabels:
         self._tokenizer, self._prompt = tokenizer, prompt
 
     def of(self, kind: Kind, options: int) -> Labels:
-        """Find the labels of a question.
-
-        Raises:
-            PromptError: The model has none, or too few.
-        """
-        fixed = FIXED[kind]
-        for found in self._fixed[kind] if options <= len(fixed) else self._pairs:
-            texts = fixed[:options] if options <= len(fixed) else list(found)[:options]
-            if len(texts) == options and found.keys() >= set(texts):
-                return Labels(texts, [found[text] for text in texts])
-        if options <= len(fixed):
-            raise PromptError(
-                f"this model cannot answer questions of type '{kind}' with {options} options: their labels "
-                f"{fixed[0]!r} to {fixed[options - 1]!r} are not one token each where its answer begins"
-            )
-        most = max(len(fixed), *map(len, self._pairs))
+        """Find the labels of a question, of one token each if there are such, or raise `PromptError`."""
+        fits = options <= len(FIXED[kind])
+        texts = FIXED[kind][:options] if fits else PAIRS
+        for is_several in (False, True):
+            for found in self._fixed[kind] if fits else self._pairs:
+                usable = [text for text in texts if text in found and (is_several or len(found[text]) == 1)]
+                usable = usable[:options]
+                if len(usable) == options:
+                    return Labels(usable, [found[text] for text in usable])
         raise PromptError(
-            f"a question has {options} options: at most {most} with this model, whose tokenizer has no more "
-            "labels of two letters that are one token"
+            f"this model cannot answer questions of type '{kind}' with {options} options: not all of their labels "
+            f"{texts[0]!r} to {texts[-1]!r} are tokens of their own where its answer begins"
         )
 
+    def of_texts(self, texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Encode options' own texts as answers, or raise `PromptError` for one that is no answer."""
+        either = [self._behind(texts, space) for space in self._spaces]
+        for found in either:
+            if all(found.values()):
+                return found
+        text = reprlib.repr(next(text for text in texts if not either[0][text]))
+        raise PromptError(f"the option {text} is no answer: it is empty, or changes the tokens before it")
+
     @cached_property
-    def _fixed(self) -> dict[Kind, list[dict[str, int]]]:
+    def _fixed(self) -> dict[Kind, list[dict[str, tuple[int, ...]]]]:
         return {kind: [self._found(texts, space) for space in self._spaces] for kind, texts in FIXED.items()}
 
     @cached_property
-    def _pairs(self) -> list[dict[str, int]]:
+    def _pairs(self) -> list[dict[str, tuple[int, ...]]]:
         return [self._found(PAIRS, space) for space in self._spaces]
 
     @property
@@ -71,12 +74,19 @@ class AnswerLabels:
         joined = self._prompt[-1:].isspace() or self._prompt.endswith(tuple(self._tokenizer.protected))
         return ("", " ") if joined else (" ", "")
 
-    def _found(self, texts: Sequence[str], space: str) -> dict[str, int]:
-        """Find the texts that add exactly one token to the prompt, each another one."""
+    def _found(self, texts: Sequence[str], space: str) -> dict[str, tuple[int, ...]]:
+        """Find the texts that add tokens to the prompt, each others."""
+        found: dict[tuple[int, ...], str] = {}
+        for text, ids in self._behind(texts, space).items():
+            found.setdefault(ids, text)
+        return {text: ids for ids, text in found.items() if ids}
+
+    def _behind(self, texts: Sequence[str], space: str) -> dict[str, tuple[int, ...]]:
+        """Encode texts behind the prompt: the tokens that each adds, none if it changes the prompt's own."""
         prompt = self._prompt
         ids, *continued = self._tokenizer.encode([prompt, *(prompt + space + text for text in texts)])
-        found: dict[int, str] = {}
-        for text, longer in zip(texts, continued, strict=True):
-            if len(longer) == len(ids) + 1 and longer[:-1] == ids:
-                found.setdefault(longer[-1], text)
-        return {text: token for token, text in found.items()}
+        pairs = zip(texts, continued, strict=True)
+        return {
+            text: tuple(longer[len(ids) :]) if text and longer[: len(ids)] == ids else ()
+            for text, longer in pairs
+        }

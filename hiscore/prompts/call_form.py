@@ -41,7 +41,6 @@ class CallForm(NamedTuple):
     no_text: str | None
 
     def apply(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Write messages in this form."""
         return [self._written(each) for each in (one_call_each(messages) if self.one_each else messages)]
 
     def _written(self, message: Message) -> Message:

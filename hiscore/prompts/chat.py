@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -16,6 +17,8 @@ from hiscore.prompts.tracked_text import TrackedText, TrackingGenerator, joined,
 # Ends of prompts that leave the model in the middle of its reasoning, and what ends the reasoning at once.
 OPEN_REASONING = "<think>"
 NO_REASONING = "\n\n</think>\n\n"
+# Stands for a text that is looked for in a rendered template.
+PROBE = "The answer."
 # GPT-OSS (openai/harmony) begins every message with a channel, and reasons in one that it need not use.
 HARMONY, FINAL_CHANNEL = "<|start|>assistant", "<|channel|>final<|message|>"
 
@@ -59,7 +62,6 @@ def sandbox() -> Sandbox:
 
 
 def compiled(source: str) -> Template:
-    """Compile a template, or raise `PromptError`."""
     try:
         template = sandbox().from_string(source)
     except TemplateError as error:
@@ -81,9 +83,6 @@ class ChatTemplate:
         """Render the prompt for the next message of the assistant, which begins without reasoning.
 
         `messages` are as OpenAI's chat has them.
-
-        Raises:
-            PromptError: The template refuses the messages.
         """
         prompt = self.render_as_is(messages, **{"enable_thinking": False, **variables})
         # Some templates begin the reasoning whatever they are told.
@@ -94,20 +93,36 @@ class ChatTemplate:
     def render_as_is(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> TrackedText:
         """Render a conversation, and leave it to the template whether the model reasons first."""
         given = {"add_generation_prompt": True, **self._special_tokens, **variables}
+        if self._reads_parts_alone:
+            messages = [{**each, "content": as_parts(each.get("content"))} for each in messages]
         return render(self._template, messages=list(messages), **given)
+
+    @cached_property
+    def _reads_parts_alone(self) -> bool:
+        """True if the template passes over contents that are no lists of parts, or fails on them."""
+
+        def writes(content: Any) -> bool:
+            given = {"add_generation_prompt": True, **self._special_tokens}
+            try:
+                return PROBE in render(
+                    self._template, messages=[{"role": "user", "content": content}], **given
+                )
+            except PromptError:
+                return False
+
+        return writes(as_parts(PROBE)) and not writes(PROBE)
+
+
+def as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def opens_reasoning(prompt: TrackedText) -> bool:
-    """Check whether a template ends within the model's reasoning."""
     return prompt.rstrip().ends_with_own(OPEN_REASONING)
 
 
 def render(template: Template, **variables: Any) -> TrackedText:
-    """Render a template.
-
-    Raises:
-        PromptError: The template fails, or refuses what it is given.
-    """
+    """Render a template, or raise `PromptError`: the template fails, or refuses what it is given."""
     try:
         return cast("TrackedText", template.render(**variables))
     except (

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hiscore.prompts.answer_parts import END as END_OF_REASONING
 from hiscore.prompts.call_form import Message, find_call_form
-from hiscore.prompts.chat import ChatTemplate, PromptError, opens_reasoning, read_chat_template
-from hiscore.prompts.reasoning import END as END_OF_REASONING
+from hiscore.prompts.chat import (
+    PROBE,
+    ChatTemplate,
+    PromptError,
+    as_parts,
+    opens_reasoning,
+    read_chat_template,
+)
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tokenizer import PromptTokenizer
 from hiscore.prompts.tool_calls import ToolFormat, format_of
 from hiscore.prompts.tracked_text import own
-
-# Stands for a text that is looked for in a rendered template.
-PROBE = "The answer."
 
 
 @dataclass(frozen=True)
@@ -84,11 +88,10 @@ class Conversations:
         return ChatPrompt(ids, None if ended else opens_reasoning(text))
 
     def _takes_parts(self) -> bool:
-        parts = [{"type": "text", "text": PROBE}]
         with suppress(PromptError):
             one, other = (
                 self._template.render_as_is([{"role": "user", "content": content}])
-                for content in (parts, PROBE)
+                for content in (as_parts(PROBE), PROBE)
             )
             return one == other
         return False

@@ -2,10 +2,10 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hiscore.prompts.answer_labels import AnswerLabels, Kind
+from hiscore.prompts.answer_labels import AnswerLabels, Kind, Labels
 from hiscore.prompts.chat import PromptError, read_chat_template
 from hiscore.prompts.shared_beginning import Prompts, common_length
 from hiscore.prompts.token_limits import TokenLimits
@@ -14,56 +14,67 @@ from hiscore.prompts.tracked_text import own
 
 # Stands for a question that is put into a rendered template later. No caller can write it.
 GAP = f"\ue000{secrets.token_hex(8)}\ue001"
-ENDINGS: dict[Kind, str] = {
-    "predicate": 'Answer only "Yes" or "No".',
-    "choice": "Answer only with the label of the best option.",
-    "score": "Answer only with the number of the best level.",
+ASKED: dict[Kind, str] = {
+    "predicate": "Is it so?",
+    "choice": "Which option fits best?",
+    "score": "Which level fits best?",
 }
+"""Instructions of a question without any."""
+ENDINGS: dict[tuple[Kind, bool], str] = {
+    ("predicate", False): 'Answer only "Yes" or "No".',
+    ("choice", False): "Answer only with the label of the best option.",
+    ("choice", True): "Answer only with the text of the best option.",
+    ("score", False): "Answer only with the number of the best level.",
+    ("score", True): "Answer only with the text of the best level.",
+}
+"""By the kind of question, and whether options stand by their own texts."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a state."""
-
     role: str
     text: str
 
 
 @dataclass(frozen=True)
 class Option:
-    """A possible answer of a question, and a description of when it applies."""
-
     text: str
     description: str = ""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about the state. A predicate's options are yes and no; a score's begin with the lowest."""
+    """A question about the state. A predicate's options are yes and no; a score's begin with the lowest.
+
+    With `by_text`, the options of other kinds are answered by their own texts.
+    """
 
     kind: Kind
     instructions: str
     options: Sequence[Option]
+    by_text: bool = False
 
     @property
     def characters(self) -> int:
         return len(self.instructions) + sum(len(each.text) + len(each.description) for each in self.options)
 
     def rotated(self, by: int) -> "Question":
-        """Rotate the options, so that the one at `by` comes first."""
-        return Question(self.kind, self.instructions, [*self.options[by:], *self.options[:by]])
+        return replace(self, options=[*self.options[by:], *self.options[:by]])
 
 
 @dataclass(frozen=True)
 class DecisionPrompts:
-    """Prompts as the scorer takes them, with the tokens that stand for each question's options."""
+    """Prompts as the scorer takes them, with the labels that stand for each question's options."""
 
     prompts: Prompts
-    label_ids: list[Sequence[int]]
+    labels: list[Labels]
 
 
 class DecisionPrompter:
     """Makes the prompts of one checkpoint: its own chat without reasoning, or plain text if it has no template."""
+
+    temperature = 1.0
+    """Divides the logits of labels, before any calibration."""
 
     def __init__(self, checkpoint: Path, limits: TokenLimits) -> None:
         self._limits = limits
@@ -82,18 +93,10 @@ class DecisionPrompter:
         return self._labels
 
     def text(self, state: Sequence[Message], question: Question) -> str:
-        """Render the whole prompt of one question."""
         before, after = self._frame(state)
         return before + self._question(question) + after
 
     def ids(self, state: Sequence[Message], questions: Sequence[Question]) -> DecisionPrompts:
-        """Encode the prompts of all questions about one state.
-
-        Raises:
-            PromptError: The chat template refuses the state, or there are not enough labels.
-            CannotEncode: A text would become a special token, or the library gives up on one.
-            TooMuchText: The text is too much to encode, or over the limits.
-        """
         before, after = self._frame(state)
         tails = [self._question(question) + after for question in questions]
         once, rows = self.tokenizer.encode_continued(before, tails, self._limits)
@@ -101,14 +104,28 @@ class DecisionPrompter:
             once, rows = self._begun(once, rows)
         common = common_length(rows) if len(rows) > 1 else 0
         prompts = Prompts([*once, *rows[0][:common]], [row[common:] for row in rows])
-        labels = [self.labels.of(question.kind, len(question.options)).ids for question in questions]
-        return DecisionPrompts(prompts, labels)
+        return DecisionPrompts(prompts, self._labels_of(questions))
 
     def characters(self, state: Sequence[Message], questions: Sequence[Question]) -> int:
-        """Estimate the characters that `ids` encodes."""
         once = sum(len(message.text) for message in state)
         repeats = 1 if self.tokenizer.splits else len(questions)
         return once * repeats + sum(question.characters for question in questions)
+
+    def _labels_of(self, questions: Sequence[Question]) -> list[Labels]:
+        by_text = [question for question in questions if question.by_text]
+        texts = dict.fromkeys(option.text.strip() for question in by_text for option in question.options)
+        known = self.labels.of_texts([*texts]) if texts else {}
+        found = []
+        for question in questions:
+            if not question.by_text:
+                found.append(self.labels.of(question.kind, len(question.options)))
+                continue
+            own = [option.text.strip() for option in question.options]
+            labels = Labels(own, [known[text] for text in own])
+            if len(set(labels.ids)) < len(own):
+                raise PromptError("two options of a question are the same tokens: give them other texts")
+            found.append(labels)
+        return found
 
     def _begun(self, once: list[int], rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """Add the special tokens that a chat template would have written."""
@@ -132,14 +149,22 @@ class DecisionPrompter:
             rendered = "\n\n".join(texts) + "\nAnswer:"
         else:
             rendered = self._chat.render(messages)
+        return self._parted(rendered)
+
+    @staticmethod
+    def _parted(rendered: str) -> tuple[str, str]:
         before, *after = rendered.split(GAP)
         if len(after) != 1:
             raise PromptError("the chat template does not write the user's last message as it is")
         return before, after[0]
 
     def _question(self, question: Question) -> str:
+        lines = [question.instructions or ASKED[question.kind]]
+        ending = ENDINGS[question.kind, question.by_text]
+        if question.by_text:
+            options = [": ".join(filter(None, (each.text, each.description))) for each in question.options]
+            return "\n".join([*lines, *options, ending])
         labels = self.labels.of(question.kind, len(question.options)).texts
-        lines = [question.instructions]
         for label, option in zip(labels, question.options, strict=True):
             # The label of a predicate's option is its text.
             texts = (
@@ -149,7 +174,7 @@ class DecisionPrompter:
                 lines.append(f"{label}: {described}")
             elif question.kind != "predicate":
                 lines.append(f"{label}:")
-        return "\n".join([*lines, ENDINGS[question.kind]])
+        return "\n".join([*lines, ending])
 
 
 def _append(message: dict[str, str], text: str) -> None:

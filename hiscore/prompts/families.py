@@ -1,29 +1,25 @@
 """The templates of rerankers: the family of each checkpoint, and the labels of its answer."""
 
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hiscore.prompts.chat import (
-    ChatTemplate,
-    PromptError,
-    compiled,
-    read_chat_template,
-    read_json,
-    render,
-    special_tokens,
+import msgspec
+
+from hiscore.models.cross_encoder import (
+    MODULES,
+    SENTENCES,
+    TRANSFORMER,
+    CrossEncoderFiles,
+    read_cross_encoder,
 )
+from hiscore.models.family import is_classifier
+from hiscore.prompts.chat import read_chat_template, read_json
 from hiscore.prompts.recipe import Source
+from hiscore.prompts.roles import GuardTemplate, RoleTemplate, read_roles
+from hiscore.prompts.tracked_text import own
 
 TEMPLATES = Path(__file__).parent / "templates"
-BGE_GEMMA = (
-    "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing "
-    "a prediction of either 'Yes' or 'No'."
-)
-WEB_SEARCH = "Given a web search query, retrieve relevant passages that answer the query"
 
 
 @dataclass(frozen=True)
@@ -37,13 +33,17 @@ class RerankFamily:
         instruction: The default of a request's instruction.
         in_chat: The template is the user's message in the checkpoint's own chat template.
         marks: Parts of the names of its checkpoints, in lower case.
+        model_type: That of its checkpoints, where no others have it.
     """
 
     name: str
     labels: tuple[str, str]
-    instruction: str
+    instruction: str = ""
     in_chat: bool = False
     marks: tuple[str, ...] = ()
+    model_type: str = ""
+    guard: tuple[str, str] | None = None
+    """`instructed` and `answer` of the `GuardTemplate` of a guard, which its own chat template asks."""
 
     @property
     def file(self) -> Path:
@@ -51,87 +51,96 @@ class RerankFamily:
 
 
 FAMILIES = {
-    family.name: family
-    for family in (
-        # The model card of Qwen/Qwen3-Reranker-0.6B.
-        RerankFamily("qwen3-reranker", ("yes", "no"), WEB_SEARCH, marks=("qwen3-reranker",)),
-        # mxbai_rerank/mxbai_rerank_v2.py of mixedbread-ai/mxbai-rerank.
-        RerankFamily(
-            "mxbai-rerank-v2", ("1", "0"), "", marks=("mxbai-rerank-base-v2", "mxbai-rerank-large-v2")
-        ),
-        # The model card of BAAI/bge-reranker-v2-gemma, whose score is the logit itself.
-        RerankFamily("bge-reranker-v2-gemma", ("Yes", ""), BGE_GEMMA, marks=("bge-reranker-v2-gemma",)),
-        RerankFamily("yes-no", ("Yes", "No"), WEB_SEARCH, in_chat=True),
-    )
+    each.name: each
+    for each in msgspec.json.decode((TEMPLATES / "families.json").read_bytes(), type=list[RerankFamily])
 }
+"""The file says where each was read, too."""
 DEFAULT = FAMILIES["yes-no"]
-ROLES = ("query", "document")
-NOT_SCORED = (
-    "and rerank requests are not scored so yet: set PROMPT_TEMPLATE, and PROMPT_LABELS, to what the model was "
-    "trained with"
-)
+REASONING_GUARDS = "gpt-oss-safeguard", "granite-guardian-3.3", "granite-guardian-4"
+NOT_SCORED = "and not which tokens are its labels: set PROMPT_TEMPLATE and PROMPT_LABELS to what it learnt"
+FROM_FILES = "chat_template"
+"""Name of a template that a checkpoint brings along."""
+PAIR = RerankFamily("pair", ("", ""), "")
+"""Query and document as the tokenizer joins them."""
 
 
 @dataclass(frozen=True)
 class FoundFamily:
-    """A family of rerankers, and where it was found."""
+    """A family of rerankers, and where it was found.
+
+    Attributes:
+        file: The file that says it, if one does.
+        roles: The checkpoint's own template, in place of the family's.
+        label_ids: Labels by their tokens, in place of the family's.
+        labels_by: Where the labels were found.
+    """
 
     family: RerankFamily
     source: Source
-    remarks: tuple[str, ...] = ()
+    file: str = ""
+    roles: RoleTemplate | None = None
+    label_ids: tuple[int, ...] = ()
+    labels_by: Source | None = None
 
 
 UNKNOWN = FoundFamily(DEFAULT, "guess")
 
 
-def find_family(checkpoint: Path, names: Iterable[str] = ()) -> FoundFamily:
-    """Find a checkpoint's family by the names that it is known by, or by what its files say.
-
-    Raises:
-        ValueError: The files say how queries and documents are scored, and no family is scored so.
-    """
+def find_family(checkpoint: Path, names: Iterable[str] = (), is_encoder: bool = False) -> FoundFamily:
+    """Find how a checkpoint is asked, by its files or else its names, or raise ValueError: it is not served."""
+    files = read_cross_encoder(checkpoint)
+    if is_encoder or (files.task and not files.takes_messages):
+        if files.takes_messages:
+            raise ValueError(f"{TRANSFORMER} asks by a chat template, and an encoder reads none")
+        pair = replace(PAIR, instruction=files.prompt)
+        file = MODULES if files.task else ""
+        return FoundFamily(pair, "files", file=file, label_ids=files.label_ids)
+    roles = read_roles(checkpoint, files)
+    if roles and not files.task and not roles.named:
+        roles = None
+    if files.task:
+        if roles is None:
+            raise ValueError(
+                f"{TRANSFORMER} asks by a chat template, which has no place for query and document"
+            )
+        return _of_roles(roles, files)
     config = read_json(checkpoint / "config.json")
     known = [name.lower() for name in (checkpoint.name, str(config.get("_name_or_path") or ""), *names)]
+    if any(mark in name for mark in REASONING_GUARDS for name in known):
+        asks = "ask it by /v1/chat/completions, or set PROMPT_TEMPLATE"
+        raise ValueError(f"it is a guard that reasons first, so that no one token is its answer: {asks}")
     known_families = [family for family in FAMILIES.values() if family.marks]
-    chat, prompt = read_chat_template(checkpoint), _default_prompt(checkpoint)
-    by_roles = chat if chat and all(re.search(f"[\"']{role}[\"']", chat.source) for role in ROLES) else None
     for family in known_families:
-        asked = replace(family, instruction=prompt or family.instruction)
-        if by_roles and _asks_alike(by_roles, asked, prompt, special_tokens(checkpoint)):
-            return FoundFamily(asked, "files")
+        if family.model_type and family.model_type == config.get("model_type"):
+            return FoundFamily(family, "files")
         # vLLM's key, for conversions to classifiers.
         if config.get("classifier_from_token") == [label for label in reversed(family.labels) if label]:
             return FoundFamily(family, "files")
     for family in known_families:
         if any(mark in name for mark in family.marks for name in known):
-            remark = f"the model's chat template asks otherwise than {family.name}, which its name chose"
-            return FoundFamily(family, "name", (remark,) if by_roles else ())
-    if others := [kind for kind in _modules(checkpoint) if kind != "Transformer"]:
-        raise ValueError(f"modules.json names {others[0]}, {NOT_SCORED}")
-    if by_roles:
+            if family.guard:
+                return as_guard(FoundFamily(family, "name"), checkpoint)
+            if roles is None:
+                return FoundFamily(family, "name")
+            found = _of_roles(roles, files)
+            return replace(found, family=replace(found.family, labels=family.labels), labels_by="name")
+    if roles and is_classifier(config.get("architectures")):
+        return _of_roles(roles, files)
+    if roles:
         raise ValueError(f"the chat template has the roles query and document, {NOT_SCORED}")
-    if prompt:
-        raise ValueError(f"config_sentence_transformers.json has the default prompt {prompt!r}, {NOT_SCORED}")
+    if files.prompt and not is_classifier(config.get("architectures")):
+        raise ValueError(f"{SENTENCES} has the default prompt {files.prompt!r}, {NOT_SCORED}")
     return UNKNOWN
 
 
-def _asks_alike(chat: ChatTemplate, family: RerankFamily, prompt: str, tokens: Mapping[str, str]) -> bool:
-    messages = [{"role": "system", "content": prompt}] if prompt else []
-    messages += [{"role": role, "content": role} for role in ROLES]
-    values = {"query": "query", "document": "document", "instruction": family.instruction, **tokens}
-    with suppress(PromptError):
-        return chat.render_as_is(messages) == render(compiled(family.file.read_text()), **values)
-    return False
+def as_guard(found: FoundFamily, checkpoint: Path) -> FoundFamily:
+    """Give a guard its chat template, or raise ValueError: there is none."""
+    chat = read_chat_template(checkpoint)
+    if chat is None or found.family.guard is None:
+        raise ValueError(f"a {found.family.name} is asked by its own chat template, and there is none")
+    return replace(found, roles=GuardTemplate(chat, False, {}, *found.family.guard))
 
 
-def _default_prompt(checkpoint: Path) -> str:
-    """The text that sentence-transformers puts before queries, or gives to a chat template's system."""
-    config = read_json(checkpoint / "config_sentence_transformers.json")
-    return str((config.get("prompts") or {}).get(config.get("default_prompt_name")) or "")
-
-
-def _modules(checkpoint: Path) -> Sequence[str]:
-    """The kinds of modules of which sentence-transformers makes the model."""
-    file = checkpoint / "modules.json"
-    modules = json.loads(file.read_text()) if file.is_file() else []
-    return [str(module.get("type")).rpartition(".")[2] for module in modules]
+def _of_roles(roles: RoleTemplate, files: CrossEncoderFiles) -> FoundFamily:
+    family = RerankFamily(FROM_FILES, ("", ""), own(files.prompt))
+    return FoundFamily(family, "files", roles=roles, label_ids=files.label_ids)

@@ -1,11 +1,12 @@
 """The beginning that all prompts of a call have in common."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+from hiscore.arrays import Row, common_prefix
 
 
-@dataclass(frozen=True)
-class Prompts:
+class Prompts(NamedTuple):
     """Prompts as the scorer takes them, all of which begin with the token ids of `query`."""
 
     query: list[int]
@@ -20,8 +21,6 @@ def share(prompts: Sequence[list[int]]) -> Prompts:
     return Prompts(prompts[0][:common], [ids[common:] for ids in prompts])
 
 
-def common_length(prompts: Sequence[list[int]] | Sequence[str]) -> int:
+def common_length(prompts: Sequence[Row]) -> int:
     """Count the ids, or characters, with which all prompts begin, so that something is left of each."""
-    low, high = min(prompts), max(prompts)
-    longest = min(map(len, prompts)) - 1
-    return next((i for i in range(longest) if low[i] != high[i]), max(longest, 0))
+    return max(0, min(common_prefix(prompts), min(map(len, prompts)) - 1))

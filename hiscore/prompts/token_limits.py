@@ -14,6 +14,22 @@ class TooMuchText(ValueError):
 
 
 @dataclass(frozen=True)
+class Truncation:
+    """Lengths to which texts may be cut, in tokens of the text alone; None: they may not be.
+
+    `prompt` counts the tokens of a whole prompt, whose document is cut; with `left` documents keep their ends.
+    """
+
+    query: int | None = None
+    document: int | None = None
+    prompt: int | None = None
+    left: bool = False
+
+
+NOTHING = Truncation()
+
+
+@dataclass(frozen=True)
 class TokenLimits:
     """The scorer's own limits, which would refuse the prompts only once they are encoded and sent.
 
@@ -58,11 +74,7 @@ class TokenLimits:
             )
 
     def gather(self, once: Sequence[int], batches: Iterable[list[list[int]]]) -> list[list[int]]:
-        """Take prompts that begin with `once` in batches, and no further batch once they are too many.
-
-        Raises:
-            TooMuchText: A prompt, or all together, are over a limit.
-        """
+        """Take prompts that begin with `once`, and raise `TooMuchText` at the first batch that is over a limit."""
         rows: list[list[int]] = []
         extremes: list[list[int]] = []
         tokens = len(once)

@@ -7,6 +7,7 @@ is text like any other.
 """
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -15,20 +16,21 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from hiscore.prompts.cannot_encode import CannotEncode, panics_refused
 from hiscore.prompts.chat import PromptError
-from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, rename_pieces
 from hiscore.prompts.shared_beginning import common_length
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tracked_text import TrackedText
-from hiscore.tokenization.batches import by_characters
 from hiscore.tokenization.file import read_state
+from hiscore.tokenization.panics import CannotEncode, panics_refused
 from hiscore.tokenization.safe_splits import split_rule
-from hiscore.tokenization.text_encoder import TextEncoder, any_of
+from hiscore.tokenization.text_encoder import TextEncoder, any_of, by_characters
+from hiscore.tokenization.token_bytes import BYTE_TOKEN
 from hiscore.tokenization.token_length import max_bytes_per_token
 
 # Between two looks at how many tokens there are: some tenths of a second.
 BATCH_CHARACTERS = 2**20
+PIPED = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 class PromptTokenizer:
@@ -43,19 +45,19 @@ class PromptTokenizer:
         added: list[dict[str, Any]] = state["added_tokens"]
         self._plain = Tokenizer.from_str(json.dumps(state))
         sources = "".join(templates)
-        self.protected = [each["content"] for each in added if is_protected(each, sources)]
+        self.protected = [each["content"] for each in added if _is_protected(each, sources)]
         self.special = {each["content"] for each in added if each["special"]}
         secret = secrets.token_hex(8)
         names = {content: f"\ue000{secret}.{index}\ue001" for index, content in enumerate(self.protected)}
         for each in added:
             each["content"] = names.get(each["content"], each["content"])
-        rename_pieces(state["model"], names)
+        _rename_pieces(state["model"], names)
         self._tokenizer = Tokenizer.from_str(json.dumps(state))
         self._encoder = TextEncoder(self._tokenizer)
         # A renamed token that the model's own vocabulary knows under its true name has got another id.
         ids = {self._tokenizer.token_to_id(each["content"]): each["id"] for each in added}
         self._true_ids = {renamed: true for renamed, true in ids.items() if renamed != true}
-        self._forbidden = ids_of_protected(self._tokenizer, self.protected, state["model"])
+        self._forbidden = _ids_of_protected(self._tokenizer, self.protected, state["model"])
         self._splits = split_rule(self._tokenizer)
         self.bytes_per_token = max_bytes_per_token(self._tokenizer)
         self._names = names
@@ -68,11 +70,7 @@ class PromptTokenizer:
         return prompt.rename(self._protected_text, lambda match: self._names[match[0]])
 
     def check_own(self, prompt: TrackedText, given: Callable[[], str] = str) -> None:
-        """Check that a template wrote the protected tokens itself that callers' texts, `given` in JSON, have not.
-
-        Raises:
-            PromptError: One of its own was not kept track of, and would become text.
-        """
+        """Check that a template wrote the protected tokens itself that callers' texts, `given`, have not."""
         found = prompt.find_callers(self._protected_text)
         texts = given() if found else ""
         if lost := [each for each in found if json.dumps(each, ensure_ascii=False)[1:-1] not in texts]:
@@ -81,11 +79,7 @@ class PromptTokenizer:
             )
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Encode rendered templates. No special tokens are added.
-
-        Raises:
-            CannotEncode: A caller's text gives a protected token even so, or the library gives up on it.
-        """
+        """Encode rendered templates. No special tokens are added."""
         return self.encode_texts([self.reveal(prompt) for prompt in prompts])
 
     @panics_refused()
@@ -111,9 +105,6 @@ class PromptTokenizer:
 
         Returns:
             The ids that were encoded once, and the ids of each prompt behind them.
-
-        Raises:
-            TooMuchText: The text is more than `MAX_CHARACTERS`, or over the limits.
         """
         revealed = self.reveal(head)
         split = self._splits.last(revealed) if self._splits else None
@@ -140,6 +131,7 @@ class PromptTokenizer:
         return once, ids
 
     @property
+    @panics_refused()
     def beginning(self) -> list[int]:
         """The special tokens with which the tokenizer begins every text."""
         encoding = self._plain.encode("a")
@@ -148,11 +140,7 @@ class PromptTokenizer:
 
     @panics_refused()
     def cut(self, text: str, tokens: int, left: bool = False) -> str:
-        """Cut a text to the first whole characters that are so many tokens at most, or with `left` to the last.
-
-        Raises:
-            CannotEncode: The library gives up on the text.
-        """
+        """Cut a text to the first whole characters that are so many tokens at most, or with `left` to the last."""
         text = self.shortened(text, tokens, left) if tokens else ""
         # What is left of a text may have more tokens than it had as a part.
         while len(offsets := self._tokenizer.encode(text, add_special_tokens=False).offsets) > tokens:
@@ -177,9 +165,50 @@ class PromptTokenizer:
         number: int | None = self._plain.token_to_id(found[0]) if found else None
         return number
 
+    def token(self, number: int) -> str | None:
+        found: str | None = self._plain.id_to_token(number)
+        return found
+
     def _checked(self, ids: list[int]) -> list[int]:
         if not self._forbidden.keys().isdisjoint(ids):
             content = next(self._forbidden[each] for each in ids if each in self._forbidden)
             raise CannotEncode(f"it would become the special token {content!r}")
         true_ids = self._true_ids
         return [true_ids.get(each, each) for each in ids]
+
+
+def _is_protected(token: dict[str, Any], templates: str) -> bool:
+    """Check whether an added token is special, like ``<|name|>``, or in brackets and part of a template."""
+    content: str = token["content"]
+    if token["special"] or PIPED.fullmatch(content):
+        return True
+    return bool(MARKUP.fullmatch(content)) and content in templates
+
+
+def _rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
+    """Give protected tokens (`names`) their secret names in tokenizer.json's `model`, where text could spell them.
+
+    The merges of BPE name their results, so its vocabulary stays as it is.
+    """
+    kept = BYTE_TOKEN.fullmatch if model.get("byte_fallback") else lambda content: None
+    renamed = {content: name for content, name in names.items() if not kept(content)}
+    if model["type"] == "Unigram":
+        model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in model["vocab"]]
+    elif model["type"] in ("WordPiece", "WordLevel"):
+        model["vocab"] = {renamed.get(piece, piece): number for piece, number in model["vocab"].items()}
+        model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
+
+
+def _ids_of_protected(
+    tokenizer: Tokenizer, protected: Sequence[str], model: dict[str, Any]
+) -> dict[int, str]:
+    """Map ids of the model's own vocabulary to protected tokens, but for those that any text may give."""
+    found = {tokenizer.token_to_id(content): content for content in protected}
+    ordinary = {model.get("unk_token")}
+    if model["type"] == "Unigram" and model.get("unk_id") is not None:
+        ordinary.add(model["vocab"][model["unk_id"]][0])
+    if model.get("byte_fallback"):
+        ordinary |= {content for content in protected if BYTE_TOKEN.fullmatch(content)}
+    return {
+        number: content for number, content in found.items() if number is not None and content not in ordinary
+    }

@@ -152,7 +152,6 @@ def read_mistral(text: str) -> list[ToolCall]:
 
 
 def read_list(text: str) -> list[ToolCall]:
-    """A list of ``{"name": .., "arguments": {..}}``."""
     entries = msgspec.json.decode(text, type=list[WrittenCall])
     if not entries:
         raise ValueError("not a list of calls")

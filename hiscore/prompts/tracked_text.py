@@ -89,7 +89,6 @@ class TrackedText(str):
 
 
 def joined(parts: Iterable[object], between: str = "") -> TrackedText:
-    """Join texts, and what else a template writes."""
     texts = [part if isinstance(part, str) else str(part) for part in parts]
     return TrackedText(str.join(between, texts), _marks(between).join(map(_marks, texts)))
 

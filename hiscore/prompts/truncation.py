@@ -8,51 +8,40 @@ from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
-from hiscore.prompts.token_limits import TokenLimits, TooMuchText
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """Lengths to which texts may be cut, in tokens of the text alone; None: they may not be.
-
-    `prompt` counts the tokens of a whole prompt, whose document is cut; with `left` documents keep their ends.
-    """
-
-    query: int | None = None
-    document: int | None = None
-    prompt: int | None = None
-    left: bool = False
-
-
-NOTHING = Truncation()
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText, Truncation
 
 
 @dataclass(frozen=True)
 class CutPrompts:
-    """Prompts, and what was cut for them."""
+    """Prompts that share a query, with the rows of their documents in the request; and which rows were cut."""
 
-    prompts: Prompts
-    documents: list[bool]
-    query: bool
+    prompts: list[tuple[Sequence[int], Prompts]]
+    cut: list[bool]
 
 
 def cut_prompts(
-    maker: RerankPrompts,
+    maker: RerankPrompts | PairPrompts,
     queries: Sequence[str],
     documents: Sequence[str],
     instruction: str | None,
     truncation: Truncation,
     limits: TokenLimits,
 ) -> CutPrompts:
-    """Make prompts of texts that are cut as asked. Text that is over `limits` in any case is not encoded.
+    """Make prompts of texts that are cut as asked (`cut_pairs`). Text that is over `limits` anyway is not encoded.
 
     Raises:
         PromptError: The template fails.
         CannotEncode: A text would become a special token, or the library gives up on one.
         TooMuchText: The text is too much to encode, or what may not be cut has too many tokens.
     """
-    _check_size(maker, queries, documents, instruction, truncation, limits)
+    if isinstance(maker, PairPrompts):
+        return cut_pairs(maker, queries, documents, instruction, truncation, limits)
     tokenizer, left = maker.tokenizer, truncation.left
+    limits.check_characters(maker.characters(queries, documents, instruction))
+    if truncation.query is None:
+        limits.check_bytes("", list(set(queries)), tokenizer.bytes_per_token)
+    if truncation.document is None and truncation.prompt is None:
+        limits.check_bytes("", documents, tokenizer.bytes_per_token)
     asked_queries, asked_documents = queries, documents
     if truncation.query is not None:
         queries = [tokenizer.cut(text, truncation.query) for text in queries]
@@ -78,16 +67,9 @@ def cut_prompts(
             raise TooMuchText(
                 f"a prompt has {longest} tokens without its document: at most {truncation.prompt} are asked for"
             )
-    cut = [text != asked for text, asked in zip(documents, asked_documents, strict=True)]
-    return CutPrompts(prompts, cut, list(queries) != list(asked_queries))
-
-
-@dataclass(frozen=True)
-class CutPairs:
-    """Prompts of pairs, with the rows of their documents in the request; and whether each row was cut."""
-
-    prompts: list[tuple[list[int], Prompts]]
-    cut: list[bool]
+    asked, kept = zip(asked_queries, asked_documents, strict=True), zip(queries, documents, strict=True)
+    cut = [each != before for each, before in zip(kept, asked, strict=True)]
+    return CutPrompts([(range(len(cut)), prompts)], cut)
 
 
 def cut_pairs(
@@ -97,17 +79,14 @@ def cut_pairs(
     instruction: str | None,
     truncation: Truncation,
     limits: TokenLimits,
-) -> CutPairs:
-    """Encode pairs, cut as asked: token by token, as sentence-transformers cuts them.
-
-    Raises:
-        PromptError: There is an instruction, which a pair has no place for.
-        CannotEncode: A text would become a special token, or the library gives up on one.
-        TooMuchText: A pair is too long, and may not be cut; or there is too much to encode.
-    """
-    if instruction is not None:
+) -> CutPrompts:
+    """Encode pairs, cut as asked: token by token, as sentence-transformers cuts them."""
+    if instruction is not None and not maker.prompt:
         raise PromptError("'instruction' has no place: this model reads query and document alone")
     most_of_query, most_of_document = truncation.query or sys.maxsize, truncation.document or sys.maxsize
+    prompt = maker.prompt if instruction is None else instruction
+    if prompt:
+        queries = [prompt + query for query in queries]
     different = list(dict.fromkeys(queries))
     limits.check_characters(sum(map(len, different)) + sum(map(len, documents)) + 16 * len(documents))
     query_ids = dict(zip(different, maker.tokenizer.encode_texts(different), strict=True))
@@ -130,19 +109,16 @@ def cut_pairs(
         kept.append(ids[len(ids) - lengths[1] :] if truncation.left else ids[: lengths[1]])
         cut.append(lengths != (len(query_ids[query]), len(ids)))
         rows_of.setdefault((query, lengths[0]), []).append(row)
-    prompts = []
+    prompts: list[tuple[Sequence[int], Prompts]] = []
     for (query, length), rows in rows_of.items():
-        of_rows = [documents[row] for row in rows], query_ids[query][:length], [kept[row] for row in rows]
-        prompts.append((rows, Prompts(*maker.template.join(query, *of_rows))))
-    return CutPairs(prompts, cut)
+        # Also of empty texts, of which sentence-transformers makes pairs, too.
+        head = [*maker.template.before, *query_ids[query][:length], *maker.template.between]
+        prompts.append((rows, Prompts(head, [[*kept[row], *maker.template.after] for row in rows])))
+    return CutPrompts(prompts, cut)
 
 
 def longest_first(first: int, second: int, most: int) -> tuple[int, int]:
-    """Cut the longer of two texts, and both where one alone does not suffice, as the tokenizers library does.
-
-    Raises:
-        TooMuchText: There is no room for a token of each.
-    """
+    """Cut the longer of two texts, or both, as the tokenizers library does, or raise `TooMuchText`."""
     if most < 2:
         raise TooMuchText("'truncate_prompt_tokens' has no room for a query and a document")
     if first + second <= most:
@@ -156,19 +132,3 @@ def longest_first(first: int, second: int, most: int) -> tuple[int, int]:
 
 def _excess(prompts: Prompts, most: int) -> list[int]:
     return [max(len(prompts.query) + len(item) - most, 0) for item in prompts.items]
-
-
-def _check_size(
-    maker: RerankPrompts,
-    queries: Sequence[str],
-    documents: Sequence[str],
-    instruction: str | None,
-    truncation: Truncation,
-    limits: TokenLimits,
-) -> None:
-    limits.check_characters(maker.characters(queries, documents, instruction))
-    bytes_per_token = maker.tokenizer.bytes_per_token
-    if truncation.query is None:
-        limits.check_bytes("", list(set(queries)), bytes_per_token)
-    if truncation.document is None and truncation.prompt is None:
-        limits.check_bytes("", documents, bytes_per_token)

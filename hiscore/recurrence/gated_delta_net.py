@@ -5,6 +5,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+NORM_OF_KEYS_EPS = 1e-6
+"""Epsilon by which queries and keys become of unit length."""
+
 
 @dataclass(frozen=True)
 class RecurrentShape:
@@ -15,20 +18,22 @@ class RecurrentShape:
     value_dim: int
     taps: int
     """Tokens that the convolution before the rule reads, the token itself included."""
+    convolved: int = 0
+    """Channels of a layer that is this convolution alone, between two gates; 0: it is a gated delta net."""
 
     @property
     def channels(self) -> int:
         """Numbers of a token that the convolution reads: queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.values
+        return self.convolved or 2 * self.key_heads * self.key_dim + self.values
 
     @property
     def values(self) -> int:
-        return self.value_heads * self.value_dim
+        return self.convolved or self.value_heads * self.value_dim
 
     @property
     def inputs(self) -> int:
         """Width of the joint projection: those channels, output gates, and beta and decay of each head."""
-        return self.channels + self.values + 2 * self.value_heads
+        return self.channels + self.values + (self.convolved or 2 * self.value_heads)
 
     def bytes_of(self, layers: int, number_bytes: int) -> int:
         """Bytes of a state in so many layers; what the convolution keeps is in the model's dtype."""
@@ -56,4 +61,12 @@ class Recurrence(Protocol):
         Returns:
             [T, values], for the output projection.
         """
+        ...
+
+
+class Steps(Recurrence, Protocol):
+    """Computes one token of each row's sequence, and changes the states in place."""
+
+    def plan_steps(self, slots: Tensor) -> None:
+        """Prepare a step by the slots of its rows: int64 [R], all different but `PADDING_SLOT`."""
         ...

@@ -12,9 +12,12 @@ from hiscore.arrays import Int64
 CHUNK = 64
 """Tokens that a layer computes at once, counted from the beginning of a query or an item. States are kept between
 chunks only: what goes on from there has the rounding of what was never interrupted."""
-ZERO_SLOT, QUERY_SLOT, ITEM_SLOT = range(3)
-"""Slots of the pool: the state before any token; those of a query and an item that the next forward takes up."""
-FIRST_CACHED_SLOT = 3
+ZERO_SLOT, QUERY_SLOT, ITEM_SLOT, OTHER_QUERY_SLOT, OTHER_ITEM_SLOT = range(5)
+"""Slots of the pool: the state before any token; those of a query and an item that the next forward takes up; and
+second places for these, where kernels still read the first ones."""
+FIRST_CACHED_SLOT = 5
+PADDING_SLOT, FIRST_SEQUENCE_SLOT = QUERY_SLOT, FIRST_CACHED_SLOT
+"""Slots in a pool for decoding: what padding of a step reads and writes, and the first of a sequence."""
 MOST_QUERIES = 64
 """Queries of a forward, as batches are formed: for each a layer holds up to `STATES_OF_QUERY` states at once."""
 STATES_OF_QUERY = 4

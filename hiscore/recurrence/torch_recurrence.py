@@ -6,46 +6,26 @@ from torch import Tensor
 from torch.nn import functional
 
 from hiscore.device.numerics import widen
-from hiscore.recurrence.gated_delta_net import RecurrentShape, RecurrentWeights
+from hiscore.recurrence.gated_delta_net import NORM_OF_KEYS_EPS, RecurrentShape, RecurrentWeights
 from hiscore.recurrence.gated_delta_rule import GatedDeltaRule, Tokens
 from hiscore.recurrence.metadata import SpanBatch, StatePlan
 from hiscore.recurrence.state_pool import StatePool
 
-NORM_OF_KEYS_EPS = 1e-6
-"""Epsilon by which queries and keys become of unit length."""
 
+class GatedDeltaLayer:
+    """Computations of a layer before and behind the rule, which are the same for prompts and for single tokens."""
 
-class TorchRecurrence:
     def __init__(self, shape: RecurrentShape, pool: StatePool, norm_eps: float) -> None:
         self._shape, self._pool, self._norm_eps = shape, pool, norm_eps
 
-    def plan(self, plan: StatePlan) -> None:
-        self._loaded, self._computed = torch.from_numpy(plan.loaded), plan.states - len(plan.loaded)
-        self._stored, self._stored_slots = torch.from_numpy(plan.stored), torch.from_numpy(plan.stored_slots)
-        self._batches = [
-            (torch.from_numpy(batch.rows), Convolution(batch, self._shape.taps), GatedDeltaRule(batch))
-            for batch in plan.batches
-        ]
-
-    def mix(self, layer: int, weights: RecurrentWeights, inputs: Tensor) -> Tensor:
+    def _split(self, weights: RecurrentWeights, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Inputs of the convolution, output gates, beta and decay: [T, channels], [T, values], two [T, heads]."""
         shape = self._shape
         mixed, gates, beta, rates = inputs.split(
             [shape.channels, shape.values, shape.value_heads, shape.value_heads], dim=1
         )
-        beta = widen(beta).sigmoid()
         decay = weights.rates * functional.softplus(widen(rates) + weights.decay_bias)
-        states, tails = (self._of_forward(pool[layer]) for pool in (self._pool.states, self._pool.tails))
-        out = torch.empty(gates.shape, dtype=decay.dtype)
-        for rows, convolve, rule in self._batches:
-            q, k, v = self._heads(convolve(mixed[rows], weights.convolution, tails))
-            out[rows] = rule(Tokens(q, k, v, decay[rows], beta[rows]), states).flatten(1)
-        for pool, known in ((self._pool.states, states), (self._pool.tails, tails)):
-            pool[layer, self._stored_slots] = known[self._stored]
-        return self._normed(out.to(inputs.dtype), gates, weights.norm)
-
-    def _of_forward(self, pool: Tensor) -> Tensor:
-        """The states of a forward, those that it computes still empty."""
-        return torch.cat((pool[self._loaded], pool.new_empty((self._computed, *pool.shape[1:]))))
+        return mixed, gates, widen(beta).sigmoid(), decay
 
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all value heads, from what the convolution returns."""
@@ -63,6 +43,71 @@ class TorchRecurrence:
         normed = heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + self._norm_eps)
         gated: Tensor = (weight * normed).flatten(1) * functional.silu(widen(gates))
         return gated.to(out.dtype)
+
+
+class TorchRecurrence(GatedDeltaLayer):
+    def plan(self, plan: StatePlan) -> None:
+        self._loaded, self._computed = torch.from_numpy(plan.loaded), plan.states - len(plan.loaded)
+        self._stored, self._stored_slots = torch.from_numpy(plan.stored), torch.from_numpy(plan.stored_slots)
+        self._batches = [
+            (torch.from_numpy(batch.rows), Convolution(batch, self._shape.taps), GatedDeltaRule(batch))
+            for batch in plan.batches
+        ]
+
+    def mix(self, layer: int, weights: RecurrentWeights, inputs: Tensor) -> Tensor:
+        if self._shape.convolved:
+            return self._convolve(layer, weights.convolution, inputs)
+        mixed, gates, beta, decay = self._split(weights, inputs)
+        states, tails = (self._of_forward(pool[layer]) for pool in (self._pool.states, self._pool.tails))
+        out = torch.empty(gates.shape, dtype=decay.dtype)
+        for rows, convolve, rule in self._batches:
+            q, k, v = self._heads(convolve(mixed[rows], weights.convolution, tails))
+            out[rows] = rule(Tokens(q, k, v, decay[rows], beta[rows]), states).flatten(1)
+        for pool, known in ((self._pool.states, states), (self._pool.tails, tails)):
+            pool[layer, self._stored_slots] = known[self._stored]
+        return self._normed(out.to(inputs.dtype), gates, weights.norm)
+
+    def _convolve(self, layer: int, weight: Tensor, inputs: Tensor) -> Tensor:
+        before, behind, x = inputs.chunk(3, dim=1)
+        tails, mixed = self._of_forward(self._pool.tails[layer]), before * x
+        out = torch.empty_like(mixed)
+        for rows, convolve, _ in self._batches:
+            out[rows] = convolve(mixed[rows], weight, tails, activated=False)
+        self._pool.tails[layer, self._stored_slots] = tails[self._stored]
+        return behind * out
+
+    def _of_forward(self, pool: Tensor) -> Tensor:
+        """The states of a forward, those that it computes still empty."""
+        return torch.cat((pool[self._loaded], pool.new_empty((self._computed, *pool.shape[1:]))))
+
+
+class StepRecurrence(GatedDeltaLayer):
+    """`Recurrence` of a step, in operations whose shapes depend on no data; each row has a slot of the pool."""
+
+    def plan_steps(self, slots: Tensor) -> None:
+        """Take the slots of the rows: int64 [R], all different but `PADDING_SLOT`."""
+        self._slots = slots
+
+    def mix(self, layer: int, weights: RecurrentWeights, inputs: Tensor) -> Tensor:
+        if self._shape.convolved:
+            before, behind, x = inputs.chunk(3, dim=1)
+            return behind * self._convolved(layer, weights.convolution, before * x)
+        mixed, gates, beta, decay = self._split(weights, inputs)
+        q, k, v = self._heads(self._convolved(layer, weights.convolution, mixed))
+        state = self._pool.states[layer].index_select(0, self._slots) * decay.exp()[..., None, None]
+        correction = (v - (k[..., None, :] @ state)[..., 0, :]) * beta[..., None]
+        state += k[..., None] * correction[..., None, :]
+        self._pool.states[layer].index_copy_(0, self._slots, state)
+        out = (q[..., None, :] @ state).flatten(1)
+        return self._normed(out.to(inputs.dtype), gates, weights.norm)
+
+    def _convolved(self, layer: int, weight: Tensor, x: Tensor) -> Tensor:
+        """The convolution of each row behind its tail, which then ends with the row."""
+        tails = self._pool.tails[layer]
+        seen = torch.cat((tails.index_select(0, self._slots), x[:, None]), dim=1)
+        tails.index_copy_(0, self._slots, seen[:, 1:])
+        out = (widen(seen) * widen(weight)).sum(1)
+        return (out if self._shape.convolved else functional.silu(out)).to(x.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -94,8 +139,8 @@ class Convolution:
             kept = np.where(places >= 0, firsts[:, None] + places, tails[:, None] + self._before + places)
             self._kept = torch.from_numpy(kept)
 
-    def __call__(self, x: Tensor, weight: Tensor, tails: Tensor) -> Tensor:
-        """Convolve x, [T, channels], by `weight`, [taps, channels], with silu behind it.
+    def __call__(self, x: Tensor, weight: Tensor, tails: Tensor, activated: bool = True) -> Tensor:
+        """Convolve x, [T, channels], by `weight`, [taps, channels], with silu behind it if `activated`.
 
         `tails`, [states, taps - 1, channels], holds those with which spans begin, and gets those they leave.
         """
@@ -106,4 +151,4 @@ class Convolution:
         out = widen(x) * wide[-1]
         for tap, source in zip(wide, self._sources, strict=False):
             out += seen[source] * tap
-        return functional.silu(out).to(x.dtype)
+        return (functional.silu(out) if activated else out).to(x.dtype)

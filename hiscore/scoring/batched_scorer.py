@@ -1,6 +1,7 @@
 """The scorer as the batcher sees it: costs, parts, launches, and response tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class BatchedScorer:
 
     def cost(self, job: ScoreRequest) -> int:
         # An empty item has no tokens, but its row is still read.
-        return len(job.prompt.tokens) + job.prompt.empty_items
+        return job.prompt.computed + job.prompt.empty_items
 
     def plan(self) -> ScoringPlan:
         return self._scorer.packing.plan()
@@ -40,18 +41,18 @@ class BatchedScorer:
         )
 
     def join(self, job: ScoreRequest, answers: Sequence[Outputs]) -> Outputs:
-        """Concatenate the parts' scores. Cached tokens are the first part's: later parts hit what it cached."""
-        scores = np.concatenate([part["scores"] for part in answers], axis=1)
         usage = np.array([[len(job.prompt.tokens), answers[0]["usage"][0, 1]]], np.int32)
-        return {"scores": scores, "usage": usage}
+        found: dict[str, Any] = {
+            name: np.concatenate([part[name] for part in answers], axis=1) for name in answers[0]
+        }
+        found |= {"usage": usage}
+        return found if job.places is None else {**found, "places": job.places[None]}
 
     def on_failure(self, error: Exception) -> None:
         end_if_device_is_lost(error)
 
 
 class LaunchedScores:
-    """`LaunchedBatch` of the scorer."""
-
     def __init__(
         self,
         requests: Sequence[ScoreRequest],
@@ -73,7 +74,12 @@ class LaunchedScores:
 
 
 def outputs(request: ScoreRequest, scores: Scores) -> Outputs:
-    """The response tensors, with Triton's leading batch dimension."""
     usage = np.array([[scores.prompt_tokens, scores.cached_tokens]], np.int32)
-    found = {"probabilities": scores.scores} if request.as_row else {"scores": scores.scores[None]}
-    return {**found, "usage": usage}
+    found: dict[str, Any] = {"usage": usage}
+    if request.scores_items:
+        found |= {"probabilities": scores.scores} if request.as_row else {"scores": scores.scores[None]}
+    if request.places is not None and scores.place_values is not None:
+        found |= {"places": request.places[None], "place_values": scores.place_values[None]}
+    if scores.tokens is not None:
+        found |= {f"token_{name}": each[None] for name, each in scores.tokens._asdict().items()}
+    return found

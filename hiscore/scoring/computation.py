@@ -24,11 +24,15 @@ PLACE = "scorer"
 
 @dataclass(frozen=True)
 class Computation:
-    """Computes batches on one device; `head` is the checkpoint's LM head or a classifier's."""
+    """Computes batches on one device; `head` is the checkpoint's LM head or a classifier's.
+
+    `heads` joins the heads of all adapters; None: no adapter has one.
+    """
 
     runner: ForwardRunner
     head: LMHead
     device: torch.device
+    heads: LMHead | None = None
 
     def compute(self, forwards: Sequence[Forward], plans: Sequence[ReadoutPlan]) -> list[HeadResult]:
         """The results of the head for a batch; on CUDA this only launches the work."""
@@ -39,7 +43,7 @@ class Computation:
     ) -> list[HeadResult]:
         """Apply the head. Its inputs are worked out only now: a GPU is still at work on the hidden states."""
         places, uploads = _places(forwards), Uploads(self.device)
-        return head_results(self.head, plans, places, uploads)(hidden)
+        return head_results(self.head, plans, places, uploads, self.heads)(hidden)
 
 
 @torch.inference_mode()

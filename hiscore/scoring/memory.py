@@ -7,6 +7,7 @@ from hiscore.models.config import Architecture
 from hiscore.prefill.row_counts import output_rows
 from hiscore.recurrence.metadata import FIRST_CACHED_SLOT, MOST_QUERIES, STATES_OF_QUERY
 from hiscore.scoring.packing.packing import pool_reserve
+from hiscore.scoring.requests.label_trie import LABEL_ROWS
 from hiscore.scoring.requests.query_key import PAGE
 from hiscore.server.plan import MemoryLine, MemoryPlan
 
@@ -49,13 +50,12 @@ def pool_sizes(a: Architecture, number_bytes: int, budget: int, query_cache_byte
 
 
 def state_bytes(a: Architecture, number_bytes: int) -> int:
-    """Bytes of one state, in all recurrent layers."""
     return 0 if a.recurrence is None else a.recurrence.bytes_of(a.recurrent_layers, number_bytes)
 
 
 def slot_bytes(a: Architecture, number_bytes: int) -> int:
     """Bytes of one token's keys and values in all layers that keep them."""
-    return 2 * a.attention_layers * a.kv_heads * a.head_dim * number_bytes
+    return 2 * a.attention_layers * a.key_width * number_bytes
 
 
 def default_cache_bytes(device_bytes: int) -> int:
@@ -71,11 +71,14 @@ def plan_memory(
     budget: int,
     pool: PoolSizes,
     in_slices: bool = True,
+    adapter_numbers: int = 0,
 ) -> MemoryPlan:
-    """Plan the scorer's memory; one number of an activation, a key or a value has `number_bytes`."""
+    """Plan the scorer's memory; one number of an activation, a key, a value or an adapter has `number_bytes`."""
     on_cuda = place.startswith("cuda")
-    activations = activation_bytes(a, budget, number_bytes) + head_bytes(a, HEAD_ROWS)
+    activations = activation_bytes(a, budget, number_bytes, by_kernels=on_cuda) + head_bytes(a, HEAD_ROWS)
     activations += 0 if on_cuda else CPU_ATTENTION_BYTES
+    # Every row of a prompt may be read, and those of a request are picked out for its product with the head.
+    activations += 2 * max(budget, a.context_length, LABEL_ROWS) * a.hidden_size * number_bytes
     positions = a.context_length * (1 if a.original_context is None else 2)
     tables = len(set(a.rope_kinds)) * positions * a.head_dim * 4
     outputs = output_bytes(a, output_rows(budget, in_slices), number_bytes) if on_cuda else 0
@@ -83,13 +86,14 @@ def plan_memory(
         place,
         (
             weights,
+            MemoryLine("adapters", adapter_numbers * number_bytes, ("ADAPTERS",)),
             MemoryLine("rotary tables", tables, ("MAX_CONTEXT",)),
             MemoryLine(
                 "keys and values",
                 pool.pages * PAGE * slot_bytes(a, number_bytes),
                 ("MAX_CONTEXT", "QUERY_CACHE_BYTES"),
             ),
-            *_states(a, number_bytes, pool.states),
+            *_states(a, number_bytes, pool.states, 1 if on_cuda else STATES_OF_QUERY),
             MemoryLine("activations", activations, ("MAX_BATCH_TOKENS",)),
             MemoryLine("outputs of CUDA graphs", outputs, ("MAX_BATCH_TOKENS",)),
             MemoryLine("kernels and libraries", CUDA_BYTES if on_cuda else PROCESS_BYTES),
@@ -97,11 +101,11 @@ def plan_memory(
     )
 
 
-def _states(a: Architecture, number_bytes: int, slots: int) -> tuple[MemoryLine, ...]:
+def _states(a: Architecture, number_bytes: int, slots: int, of_query: int) -> tuple[MemoryLine, ...]:
     if not slots:
         return ()
     of_each = state_bytes(a, number_bytes)
     return (
         MemoryLine("recurrent states", slots * of_each, ("QUERY_CACHE_BYTES",)),
-        MemoryLine("states of a forward", MOST_QUERIES * STATES_OF_QUERY * of_each // a.recurrent_layers),
+        MemoryLine("states of a forward", MOST_QUERIES * of_query * of_each // a.recurrent_layers),
     )

@@ -1,30 +1,35 @@
 """The scorer of encoders: every item makes a pair with the query, and nothing is shared between pairs."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hiscore.device.copies import free_bytes, memory_of
-from hiscore.layers.lm_head import LMHead
+from hiscore.models.division import undividable
 from hiscore.models.encoders.architecture import EncoderArchitecture
+from hiscore.models.encoders.both_ways import BothWays, read_both_ways
 from hiscore.models.encoders.encoder import Encoder, read_encoder_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.facts import read_facts
-from hiscore.models.support import CheckpointFacts, has_tokenizer
-from hiscore.models.weight_bytes import weight_bytes
+from hiscore.models.families import family_of, is_read_whole
+from hiscore.models.family import DsaFamily
+from hiscore.models.modular_head import head_bytes
+from hiscore.models.planned_weights import planned_bytes
+from hiscore.models.stored_config import stored_config
+from hiscore.models.support import has_tokenizer, unscorable
 from hiscore.parallel.rank import Leader
 from hiscore.prefill.encoder_runner import make_encoder_runner
 from hiscore.scoring.computation import Computation
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
+from hiscore.scoring.latent_scorer import load_latent_scorer
 from hiscore.scoring.memory import CPU_ATTENTION_BYTES, CUDA_BYTES, PROCESS_BYTES
-from hiscore.scoring.packing.batch_plan import ScoringPlan
 from hiscore.scoring.packing.packing import Batch
 from hiscore.scoring.packing.pairs import PairRules, as_pairs, pack_pairs
 from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.precision import DTYPES, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.requests.request import MultiItemPrompt
-from hiscore.scoring.scorer import Scorer
+from hiscore.scoring.scorer import Packing, Scorer
 from hiscore.server.plan import MemoryLine, MemoryPlan
 from hiscore.server.server_resources import ServerResources
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -33,18 +38,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PairPacking:
-    """Packs an encoder's prompts into forwards of `budget` tokens: items with the query, nothing cached."""
+class PairPacking(Packing):
+    """Packs an encoder's prompts: items with the query, nothing cached."""
 
-    budget: int
     rules: PairRules
-    cache: QueryCache = field(default_factory=lambda: QueryCache(0, 0, caching=False))
 
     def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
         return as_pairs(prompt)
-
-    def plan(self) -> ScoringPlan:
-        return ScoringPlan(self.cache, self.budget)
 
     def pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch:
         return pack_pairs(prompts, self.budget, self.rules)
@@ -64,11 +64,6 @@ def load_encoder_scorer(
         dtype: float32 or bfloat16; "auto": bfloat16 on a GPU, else float32.
         max_batch_tokens: Tokens of one forward; a longer pair has a forward of its own.
         max_context: Tokens of a pair; None: the checkpoint's `context_limit`.
-
-    Raises:
-        UnsupportedCheckpoint: The encoder cannot compute the checkpoint.
-        MemoryExceeded: The device has no room for it.
-        ValueError: dtype is fp8, or `max_context` exceeds the checkpoint's context.
     """
     if dtype == "fp8":
         raise ValueError(f"DTYPE is {dtype}: encoders are served in float32 and bfloat16")
@@ -76,33 +71,35 @@ def load_encoder_scorer(
     precision = pick_dtype(dtype, on)
     warn_if_slow(precision, on)
     numbers = DTYPES[precision]
-    a, _ = read_encoder_architecture(checkpoint, max_context)
+    if of_decoder := is_read_whole(stored_config(checkpoint)):
+        a = read_both_ways(checkpoint, max_context)
+    else:
+        a, _ = read_encoder_architecture(checkpoint, max_context)
     max_rows = max(max_batch_tokens, a.context_length)
     resources = resources or ServerResources()
     # All memory is claimed before any is allocated.
     resources.ledger.free(memory_of(on), lambda: free_bytes(on))
-    weights = weight_bytes(checkpoint, numbers.itemsize)
+    make = BothWays if of_decoder else Encoder
+    weights = planned_bytes(lambda device: make(checkpoint, device, numbers, max_context).weights)
+    weights += head_bytes(checkpoint) if a.modular else 0
     plan = plan_pairs(memory_of(on), a, numbers.itemsize, weights, max_rows)
     resources.ledger.claim(resources.owner(on), plan)
-    encoder = Encoder(checkpoint, on, numbers, max_context)
+    encoder = make(checkpoint, on, numbers, max_context)
     encoder.after_layer = resources.progress
-    head = LMHead(encoder.weights.head.weight, None, encoder.weights.head.bias)
     rules = PairRules(
         token_types=_token_types(checkpoint) if a.token_types > 1 else (0, 0),
         first_position=a.first_position,
         uncounted_id=a.uncounted_id,
-        reads_all=a.reads_all,
+        reads=a.reads,
     )
     runner = make_encoder_runner(encoder, max_rows)
     log.info(
         "%s encoder on %s in %s by %s; pairs of at most %d tokens, forwards of at most %d",
         a.family, on, precision, type(runner).__name__, a.context_length, max_rows,
     )  # fmt: skip
-    facts = CheckpointFacts(
-        a.vocab_size, a.context_length, is_classifier=True, is_encoder=True, token_types=a.token_types
-    )
-    computation = Computation(runner, head, on)
-    return Scorer(computation, facts, PairPacking(max_batch_tokens, rules))
+    computation = Computation(runner, encoder.classifier(), on)
+    packing = PairPacking(max_batch_tokens, QueryCache(0, 0, caching=False), rules)
+    return Scorer(computation, read_facts(checkpoint, max_context), packing)
 
 
 def plan_pairs(
@@ -112,20 +109,17 @@ def plan_pairs(
     on_cuda = place.startswith("cuda")
     # The residual stream and sums with it are float32.
     stream = 3 * 4 * a.hidden_size
-    attention = 5 * a.hidden_size * number_bytes + (6 * 4 * a.hidden_size if a.rope_kinds else 0)
+    attention = 5 * a.attended * number_bytes + (6 * 4 * a.attended if a.rope_kinds else 0)
     mlp = (3 if a.gated else 2) * a.intermediate_size * number_bytes + a.hidden_size * number_bytes
     positions = 2 * a.heads * a.relative_positions
     attention += positions * number_bytes if on_cuda else 0
     activations = max_rows * (stream + max(attention, mlp)) + (0 if on_cuda else CPU_ATTENTION_BYTES)
-    projected = a.layers * positions * a.head_dim * number_bytes
-    of_repeated = a.layers * 2 * (a.heads - (a.kv_heads or a.heads)) * a.head_dim
-    repeated = of_repeated * (a.hidden_size + 1) * number_bytes
-    outputs = max_rows * a.hidden_size * (4 + number_bytes) if on_cuda else 0
+    outputs = max_rows * (4 * a.hidden_size + a.attended * number_bytes) if on_cuda else 0
     settings = ("MAX_BATCH_TOKENS", "MAX_CONTEXT")
     return MemoryPlan(
         place,
         (
-            MemoryLine("weights", weights + projected + repeated),
+            MemoryLine("weights", weights),
             MemoryLine("activations", activations, settings),
             MemoryLine("outputs of CUDA graphs", outputs, settings),
             MemoryLine("kernels and libraries", CUDA_BYTES if on_cuda else PROCESS_BYTES),
@@ -142,19 +136,31 @@ def make_scorer(
     max_context: int | None,
     resources: ServerResources,
     leader: Leader | None = None,
+    adapters: Mapping[str, Path] | None = None,
 ) -> Scorer:
-    """Load a decoder's or an encoder's scorer; on several ranks an encoder is an `UnsupportedCheckpoint`."""
-    if not read_facts(checkpoint).is_encoder:
+    """Load a scorer, or raise `UnsupportedCheckpoint`, also for devices and ranks that do not compute it."""
+    config = stored_config(checkpoint)
+    on, ranks = (leader.rank.device, leader.rank.shard.ranks) if leader else (use_device(device), 1)
+    if reason := unscorable(config, on.type == "cuda", ranks) or undividable(config, ranks):
+        raise UnsupportedCheckpoint(reason)
+    latent = isinstance(family_of(config), DsaFamily)
+    if not latent and not read_facts(checkpoint).is_encoder:
         return load_decoder_scorer(
-            checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, resources, leader
+            *(checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, resources, leader),
+            adapters=adapters,
         )
-    if leader is not None and leader.rank.shard.ranks > 1:
-        raise UnsupportedCheckpoint("encoders compute on one device: leave TENSOR_PARALLEL unset")
+    if adapters:
+        raise UnsupportedCheckpoint(
+            f"ADAPTERS are not applied to {'latent attention' if latent else 'an encoder'}: set ADAPTERS=off"
+        )
+    if latent:
+        return load_latent_scorer(
+            checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, resources
+        )
     return load_encoder_scorer(checkpoint, device, dtype, max_batch_tokens, max_context, resources)
 
 
 def _token_types(checkpoint: Path) -> tuple[int, int]:
-    """Read the token types that the checkpoint's tokenizer gives to query and item."""
     if not has_tokenizer(checkpoint):
         return 0, 1
     template = load_tokenizer(checkpoint, pairs=True).pair

@@ -1,9 +1,10 @@
 """The scorer: a batch of requests in, scores out, in as few prefill-only forwards as the token budget allows."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -11,7 +12,7 @@ from hiscore.batching.batched_model import LaunchedSlice
 from hiscore.device.copies import PinnedArrays, download
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.parallel.rank import Leader, OneRank
+from hiscore.parallel.rank import Leader
 from hiscore.prefill.interface import ForwardRunner, launch_all
 from hiscore.scoring.computation import PLACE, Computation, compute
 from hiscore.scoring.packing.batch_plan import ScoringPlan
@@ -23,44 +24,39 @@ from hiscore.scoring.results.pending_scores import BatchStats, PendingScores, Sc
 from hiscore.scoring.results.readout_plan import ReadoutPlan
 
 
-class Packing(Protocol):
-    """The way from prompts to forwards: a decoder's items share their query, an encoder's are pairs with it."""
+@dataclass(frozen=True)
+class Packing(ABC):
+    """The way from prompts to forwards of `budget` tokens: items share their query, or are pairs with it."""
 
-    @property
-    def cache(self) -> QueryCache: ...
-
-    def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
-        """Turn a validated prompt into the one that is computed."""
-        ...
+    budget: int
+    cache: QueryCache
 
     def plan(self) -> ScoringPlan:
         """Make a new batch to form."""
-        ...
+        return ScoringPlan(self.cache, self.budget)
 
+    @abstractmethod
+    def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
+        """Turn a validated prompt into the one that is computed."""
+
+    @abstractmethod
     def pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch: ...
 
 
 class Scorer:
-    """One checkpoint, on one device or several."""
-
     def __init__(
-        self,
-        computation: Computation,
-        facts: CheckpointFacts,
-        packing: Packing,
-        leader: Leader | None = None,
+        self, computation: Computation, facts: CheckpointFacts, packing: Packing, leader: Leader | None = None
     ) -> None:
         """Join the parts of a scorer; `leader` leads the ranks that hold computations, if there are several."""
         self.computation, self.facts, self.packing = computation, facts, packing
         self.device = computation.device
         if leader is None:
-            leader = OneRank(self.device)
+            leader = Leader(self.device)
             leader.rank.held[PLACE] = computation
         self._leader = leader
 
     @property
     def runner(self) -> ForwardRunner:
-        """The runner of forwards in this process."""
         return self.computation.runner
 
     def close(self) -> None:

@@ -1,16 +1,35 @@
-"""The memory that this process may still take: the machine's, as far as control groups leave it.
+"""The memory and the cores that this process may take: the machine's, as far as control groups leave them.
 
 In a container /proc/meminfo shows the whole machine. The limits are those of the process's control group and of
 all groups around it, of version 1 or 2; the kernel kills whoever exceeds one of them.
 """
 
+import os
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path, PurePosixPath
+
+# By version: files of limits and of what is in use, and the name of the page cache that is given back first.
+# Beyond memory.high the kernel slows processes down and takes pages from them: too late for pools.
+_MEMORY = {
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+    2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+}
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process and its siblings may still take without swapping or being killed."""
-    return max(0, min([_machine(root), *_groups_leave(root)]))
+    left = (left for group in control_groups(root) for left in _left(*group))
+    return max(0, min([_machine(root), *left]))
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores on which this process may run, at most those of its groups' quotas, rounded up.
+
+    More threads than that only wait for each other once the quota of a period is used up.
+    """
+    quotas = (_quota(*group) for group in control_groups(root, "cpu"))
+    return max(1, min(len(os.sched_getaffinity(0)), *(ceil(quota) for quota in quotas if quota), 2**16))
 
 
 def _machine(root: Path) -> int:
@@ -21,16 +40,10 @@ def _machine(root: Path) -> int:
     return values.get("MemAvailable", values["MemFree"])
 
 
-def _groups_leave(root: Path) -> Iterator[int]:
-    """Yield the bytes that each control group around this process leaves of its limits."""
-    for version, group in control_groups(root):
-        yield from _LEFT[version](group)
-
-
-def control_groups(root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """The control groups of this process that may limit memory: version and directory, the innermost first."""
-    paths = _groups_of_process(root)
-    for mount, inner, version in _mounts(root):
+def control_groups(root: Path = Path("/"), controller: str = "memory") -> Iterator[tuple[int, Path]]:
+    """The control groups of this process that may limit it: version and directory, the innermost first."""
+    paths = _groups_of_process(root, controller)
+    for mount, inner, version in _mounts(root, controller):
         path = paths.get(version)
         if path is None:
             continue
@@ -40,7 +53,7 @@ def control_groups(root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
             yield version, mount / part
 
 
-def _groups_of_process(root: Path) -> dict[int, PurePosixPath]:
+def _groups_of_process(root: Path, controller: str) -> dict[int, PurePosixPath]:
     """The process's group by version. Lines: ``0::/path`` in version 2, ``4:memory:/path`` in version 1."""
     groups: dict[int, PurePosixPath] = {}
     file = root / "proc/self/cgroup"
@@ -48,12 +61,12 @@ def _groups_of_process(root: Path) -> dict[int, PurePosixPath]:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             groups[2] = PurePosixPath(path)
-        elif "memory" in controllers.split(","):
+        elif controller in controllers.split(","):
             groups[1] = PurePosixPath(path)
     return groups
 
 
-def _mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, int]]:
+def _mounts(root: Path, controller: str) -> Iterator[tuple[Path, PurePosixPath, int]]:
     """Yield the mounts of groups: the directory, the group that it shows, and the version."""
     file = root / "proc/self/mountinfo"
     for line in file.read_text().splitlines() if file.is_file() else ():
@@ -63,25 +76,25 @@ def _mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, int]]:
         type_, *_, options = kind.split()
         if type_ == "cgroup2":
             yield root / mount.lstrip("/"), PurePosixPath(inner), 2
-        elif type_ == "cgroup" and "memory" in options.split(","):
+        elif type_ == "cgroup" and controller in options.split(","):
             yield root / mount.lstrip("/"), PurePosixPath(inner), 1
 
 
-def _left_v2(group: Path) -> Iterator[int]:
-    # Beyond memory.high the kernel slows processes down and takes pages from them: too late for pools.
-    for name in ("memory.max", "memory.high"):
-        limit = _number(group / name)
-        if limit is not None:
-            yield limit - _used(group / "memory.current", group / "memory.stat", "inactive_file")
+def _left(version: int, group: Path) -> Iterator[int]:
+    limits, usage, reclaimable = _MEMORY[version]
+    for name in limits:
+        if (limit := _number(group / name)) is not None:
+            yield limit - _used(group / usage, group / "memory.stat", reclaimable)
 
 
-def _left_v1(group: Path) -> Iterator[int]:
-    limit = _number(group / "memory.limit_in_bytes")
-    if limit is not None:
-        yield limit - _used(group / "memory.usage_in_bytes", group / "memory.stat", "total_inactive_file")
-
-
-_LEFT = {1: _left_v1, 2: _left_v2}
+def _quota(version: int, group: Path) -> float:
+    """Cores of a group; 0: all."""
+    if version == 1:
+        quota = _number(group / "cpu.cfs_quota_us") or -1
+        return max(quota, 0) / (_number(group / "cpu.cfs_period_us") or 1)
+    file = group / "cpu.max"
+    most, period = file.read_text().split() if file.is_file() else ("max", "1")
+    return 0 if most == "max" else int(most) / int(period)
 
 
 def _used(usage: Path, statistics: Path, reclaimable: str) -> int:

@@ -6,14 +6,15 @@ From the declarations come the variables of ``make serve`` (`ServeSettings`), wh
 """
 
 from hiscore.settings.api import ApiBounds, ApiProcessSettings, ApiSettings
-from hiscore.settings.choices import (
+from hiscore.settings.groups import (
+    DEFAULT_MODEL,
+    CacheSettings,
     Device,
     Dtype,
-    LogFormat,
+    Limits,
     PrefixCaching,
     Selector,
 )
-from hiscore.settings.groups import DEFAULT_MODEL, CacheSettings, Limits
 from hiscore.settings.models import (
     MODEL_SETTINGS,
     DecodeSettings,
@@ -39,7 +40,6 @@ __all__ = [
     "Device",
     "Dtype",
     "Limits",
-    "LogFormat",
     "ModelSettings",
     "PrefixCaching",
     "ScorerSettings",

@@ -1,13 +1,17 @@
 """Settings of the HTTP API: `ApiSettings` are read by the launcher, `ApiProcessSettings` by its own process."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from hiscore.settings.groups import Limits, LogSettings, Port, QueueSettings, Settings
+from hiscore.settings.groups import AdapterSettings, Limits, LogSettings, Port, QueueSettings, Settings
 from hiscore.settings.words import AUTO, AUTO_TEXT, OFF
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/,\s]+")
+BACKEND = re.compile(r"\S+:\d+|unix:\S+")
 
 
 class ApiSettings(Settings):
@@ -42,6 +46,10 @@ class ApiSettings(Settings):
         description="origins, separated by commas, whose pages may call the API from a browser, such as "
         "`https://app.example.com`; `*`: any",
     )
+    api_page: bool = Field(
+        default=True,
+        description="a page at `/` to try the routes from a browser; it needs no network but the API's",
+    )
     prompt_template: Annotated[str, AUTO_TEXT] = Field(
         default="",
         description="how rerank requests become prompts: the name of a built-in template "
@@ -50,8 +58,8 @@ class ApiSettings(Settings):
     prompt_labels: Annotated[str, AUTO_TEXT] = Field(
         default="",
         description="two texts, separated by a comma, that mean relevant and not relevant behind the prompt; each "
-        "must be one token there, spaces included; `Yes,` with nothing behind the comma: the logit of the one. "
-        "auto: those of the template",
+        "may have several tokens there, spaces included; `Yes,` with nothing behind the comma: the logit of the "
+        "one. auto: those of the template",
     )
     calibration: Annotated[Path | None, OFF] = Field(
         default=None,
@@ -59,8 +67,23 @@ class ApiSettings(Settings):
         "`/v1/systemone` are calibrated. off: they are as the model gives them",
     )
 
+    @field_validator("api_cors_origins")
+    @classmethod
+    def _names_origins(cls, origins: str | None) -> str | None:
+        for origin in [] if origins in (None, "*") else origins.split(","):
+            if not ORIGIN.fullmatch(origin.strip()):
+                raise ValueError("must be origins such as https://app.example.com, separated by commas, or *")
+        return origins
 
-class ApiBounds(ApiSettings, QueueSettings):
+    @field_validator("api_backend")
+    @classmethod
+    def _names_a_port(cls, backend: str | None) -> str | None:
+        if backend and not BACKEND.fullmatch(backend):
+            raise ValueError("must be host:port")
+        return backend
+
+
+class ApiBounds(ApiSettings, AdapterSettings, QueueSettings):
     """The settings that bound a request, and bounds that no deployment sets: callers meet them only by abuse."""
 
     max_body_bytes: PositiveInt = 32 * 2**20
@@ -98,5 +121,4 @@ class ApiProcessSettings(ApiBounds, LogSettings, BaseSettings):
     """The models that are there, separated by commas."""
     max_context: int | None = None
     max_call_tokens: PositiveInt = Limits().max_call_tokens
-    max_labels: PositiveInt = Limits().max_labels
     drain_timeout_s: NonNegativeInt = 30

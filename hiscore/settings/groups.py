@@ -4,7 +4,9 @@ A group is what one model or several need together; `hiscore.settings.models` an
 groups by inheritance. Fields keep their names everywhere: ``max_items`` is the variable ``MAX_ITEMS``.
 """
 
-from typing import Annotated, ClassVar
+import re
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 from pydantic import (
@@ -19,18 +21,20 @@ from pydantic import (
     field_validator,
 )
 
-from hiscore.settings.choices import (
-    Dtype,
-    GenerationConfig,
-    LogFormat,
-    PrefixCaching,
-    Selector,
-)
-from hiscore.settings.words import AUTO, AUTO_NUMBER, OFF_NUMBER, Word
+from hiscore.logs import LogFormat
+from hiscore.settings.words import AUTO, AUTO_NUMBER, OFF_NUMBER, OFF_TEXT, Word
 
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
+Selector = Literal["auto", "dense", "quest", "dsa"]
+PrefixCaching = Literal["auto"] | bool
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 BOOLEAN = TypeAdapter(bool)
 Port = Annotated[int, Ge(0), Le(65_535)]
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RESERVED_NAMES = ("base", "score", "classify", "tokenizer", "scorer", "decode")
+MAX_ADAPTERS = 2**11 - 1
+"""A row of a forward says in 11 bits by which one it is computed (`scoring.requests.adapters`)."""
 MAX_TEXT_BYTES = 8 * 2**20
 """Bytes of UTF-8 in one prompt of `decode`; a scoring call may have more (`Limits`)."""
 
@@ -55,8 +59,8 @@ class CheckpointName(Settings):
     )
 
 
-class Precision(Settings):
-    """The numbers that `scorer` and `decode` compute with."""
+class Computing(Settings):
+    """The numbers that `scorer` and `decode` compute with, and the devices over which one model is divided."""
 
     section = "Model and device"
 
@@ -66,13 +70,6 @@ class Precision(Settings):
         "stores so. `fp8`: the scorer's projections in 8 bits, in decode what DeepSeek-V3.2 stores so "
         "(GPUs of compute capability 8.9 and newer; [what it costs](scoring.md#fp8))",
     )
-
-
-class Division(Settings):
-    """The number of devices over which one model is divided."""
-
-    section = "Model and device"
-
     tensor_parallel: PositiveInt = Field(
         default=1,
         description="GPUs, or processes on the CPU, that compute one model together "
@@ -96,7 +93,8 @@ class Limits(ContextLimit):
     """Settings that limit one scoring call; anything larger is refused before any work is done on it."""
 
     max_items: PositiveInt = Field(default=10_000, description="items")
-    max_labels: PositiveInt = Field(default=1_000, description="labels")
+    max_labels: ClassVar[int] = 1_000
+    """Labels of a call, or of an item that has its own: no deployment sets that."""
     max_call_tokens: PositiveInt = Field(
         default=4_000_000,
         description="tokens, the query counted once. Four times as many may wait and run in the scorer "
@@ -148,12 +146,45 @@ class ScoringSettings(Settings):
     )
 
 
+class AdapterSettings(Settings):
+    """Adapters of the checkpoint."""
+
+    section = "Scoring"
+
+    adapters: Annotated[str, OFF_TEXT] = Field(
+        default="",
+        description="LoRA adapters that calls may name, `name=directory,...`, each as PEFT wrote it for this "
+        "checkpoint ([adapters](scoring.md#adapters))",
+    )
+
+    @field_validator("adapters")
+    @classmethod
+    def _names_directories(cls, adapters: str) -> str:
+        found: dict[str, Path] = {}
+        for each in filter(None, map(str.strip, adapters.split(","))):
+            name, _, directory = each.partition("=")
+            if not ADAPTER_NAME.fullmatch(name) or name in RESERVED_NAMES:
+                raise ValueError(f"must be name=directory,...: '{name}' cannot be a name")
+            if name in found or not directory or not Path(directory).is_dir():
+                raise ValueError(f"must give '{name}' one directory: '{directory}' is there twice, or none")
+            found[name] = Path(directory).resolve()
+        if len(found) > MAX_ADAPTERS:
+            raise ValueError(f"must name at most {MAX_ADAPTERS} adapters")
+        return ",".join(f"{name}={directory}" for name, directory in found.items())
+
+    @property
+    def adapter_directories(self) -> dict[str, Path]:
+        """Directory of each adapter by name, in order."""
+        pairs = (each.split("=", 1) for each in self.adapters.split(",") if each)
+        return {name: Path(directory) for name, directory in pairs}
+
+
 class SamplingSettings(Settings):
     """Sampling of `decode` where a request does not say."""
 
     section = "Decoding"
 
-    generation_config: Annotated[GenerationConfig, Word("none", "off")] = Field(
+    generation_config: Annotated[Literal["off", "checkpoint"], Word("none", "off")] = Field(
         default="off",
         description="defaults of `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty`: `off` is "
         "greedy, `checkpoint` takes what generation_config.json suggests",

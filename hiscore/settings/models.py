@@ -8,12 +8,12 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from hiscore.settings.groups import (
+    AdapterSettings,
     CacheSettings,
     CheckpointName,
-    Division,
+    Computing,
     Limits,
     LogSettings,
-    Precision,
     QueueSettings,
     SamplingSettings,
     ScoringSettings,
@@ -31,11 +31,11 @@ class ModelSettings(QueueSettings, LogSettings, CheckpointName, BaseSettings):
     )
 
 
-class TokenizerSettings(Limits, ModelSettings):
+class TokenizerSettings(AdapterSettings, Limits, ModelSettings):
     """Settings of the `tokenizer` model."""
 
 
-class ScorerSettings(ScoringSettings, Precision, Division, Limits, ModelSettings):
+class ScorerSettings(AdapterSettings, ScoringSettings, Computing, Limits, ModelSettings):
     """Settings of the `scorer` model."""
 
     @property
@@ -44,7 +44,7 @@ class ScorerSettings(ScoringSettings, Precision, Division, Limits, ModelSettings
         return 4 * self.max_call_tokens
 
 
-class DecodeSettings(CacheSettings, SamplingSettings, Precision, Division, ModelSettings):
+class DecodeSettings(CacheSettings, SamplingSettings, Computing, ModelSettings):
     """Settings of the `decode` model."""
 
 
@@ -89,7 +89,9 @@ def variables(settings: type[ModelSettings], values: Mapping[str, Any]) -> dict[
 def complaints(error: ValidationError) -> list[str]:
     """Say what is wrong with each setting, by the name that its user knows."""
     return [
-        f"{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}, not {each['input']!r}"
+        f"{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}, not {each['input']!r}".replace(
+            ": Value error, ", ": ", 1
+        )
         for each in error.errors()
     ]
 

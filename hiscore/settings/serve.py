@@ -9,15 +9,15 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from hiscore.settings.api import ApiSettings
-from hiscore.settings.choices import Device
 from hiscore.settings.groups import (
+    AdapterSettings,
     CacheSettings,
     CheckpointName,
-    Division,
+    Computing,
+    Device,
     Limits,
     LogSettings,
     Port,
-    Precision,
     QueueSettings,
     SamplingSettings,
     ScoringSettings,
@@ -27,7 +27,7 @@ from hiscore.settings.words import AUTO_TEXT, OFF, OFF_NUMBER
 
 
 class ModelChoice(Settings):
-    """The models to load, and the device."""
+    """The models to load, the device, and the processes on the CPU."""
 
     section = "Model and device"
 
@@ -37,13 +37,6 @@ class ModelChoice(Settings):
         "auto: all that the checkpoint can serve",
     )
     device: Device = Field(default="auto", description="auto: a GPU if there is one")
-
-
-class CpuInstances(Settings):
-    """The number of processes for each model on the CPU."""
-
-    section = "Model and device"
-
     cpu_instances: PositiveInt = Field(
         default=1,
         description="instances of `scorer` and of `decode` on the CPU, each with a share of cores and memory; a "
@@ -142,14 +135,13 @@ class ServeSettings(
     TraceSettings,
     SamplingSettings,
     CacheSettings,
+    AdapterSettings,
     ScoringSettings,
     Limits,
     TritonBatching,
     ApiSettings,
     Network,
-    Precision,
-    CpuInstances,
-    Division,
+    Computing,
     ModelChoice,
     CheckpointName,
     BaseSettings,

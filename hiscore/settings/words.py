@@ -23,7 +23,7 @@ class Word:
 
 
 AUTO, OFF = Word("auto", None), Word("off", None)
-AUTO_TEXT = Word("auto", "")
+AUTO_TEXT, OFF_TEXT = Word("auto", ""), Word("off", "")
 AUTO_NUMBER, OFF_NUMBER = Word("auto", 0), Word("off", 0)
 
 

@@ -12,7 +12,6 @@ since they have been sent.
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from itertools import dropwhile, islice
-from typing import Literal
 
 from tokenizers import Tokenizer
 
@@ -104,12 +103,13 @@ class IncrementalDetokenizer:
         if self._broken:
             return REPLACEMENT
         self._bytes.append(token)
-        state = utf8_state(bytes(self._factory.byte_ids[each] for each in self._bytes))
-        if state == "complete":
-            tokens, self._bytes = self._bytes, []
-            return self._settle(tokens)
-        self._broken = state == "invalid"
-        return self._give_up_bytes() if self._broken else ""
+        try:
+            bytes(self._factory.byte_ids[each] for each in self._bytes).decode()
+        except UnicodeDecodeError as error:
+            self._broken = error.reason != "unexpected end of data"
+            return self._give_up_bytes() if self._broken else ""
+        tokens, self._bytes = self._bytes, []
+        return self._settle(tokens)
 
     def _give_up_bytes(self) -> str:
         """Begin the window anew with bytes that are no character, after sending the text that it holds back."""
@@ -131,12 +131,3 @@ class IncrementalDetokenizer:
             del self._window[:first]
             self._sent = len(self._factory.decode(self._window, self._skip)) - (len(text) - settled)
         return piece
-
-
-def utf8_state(text: bytes) -> Literal["complete", "partial", "invalid"]:
-    """Check whether bytes are whole characters, end within one, or can never become any."""
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        return "partial" if error.reason == "unexpected end of data" else "invalid"
-    return "complete"

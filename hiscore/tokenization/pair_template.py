@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
+from itertools import product
 
 from tokenizers import Tokenizer
+
+from hiscore.arrays import common_prefix
 
 # Different in length, script and first character; nothing in them is special to any tokenizer.
 PROBES = ("a", " b c", "Is 12 a number?\n", "你好")
@@ -50,7 +52,7 @@ class PairTemplate:
             return [], [[*self.before, *ids, *end] if text else self._alone(query_ids) for text, ids in both]
         head, only = [*self.before, *query_ids, *self.between], self._alone(query_ids)
         # XLM-RoBERTa has two separators between texts and one behind a text alone.
-        shared = len(head) if all(items) else _common_prefix_length(head, only)
+        shared = len(head) if all(items) else common_prefix((head, only))
         if shared < len(head) and len(set(self.token_types)) > 1:
             raise ValueError(
                 f"item {list(items).index('')} is empty: this tokenizer cannot tell it from a query alone"
@@ -98,11 +100,6 @@ def find_pair_template(backend: Tokenizer, has_types: bool) -> PairTemplate | No
 def _span(texts: Sequence[int | None], text: int) -> tuple[int, int]:
     """From a text's first token to behind its last."""
     return texts.index(text), len(texts) - list(reversed(texts)).index(text)
-
-
-def _common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
-    same = (a == b for a, b in zip(first, second, strict=False))
-    return sum(takewhile(bool, same))
 
 
 def _holds(template: PairTemplate, backend: Tokenizer, has_types: bool, first: str, second: str) -> bool:

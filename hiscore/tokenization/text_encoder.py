@@ -1,6 +1,5 @@
 """Texts to the ids of a checkpoint's tokenizer, without special tokens around them, many at a time."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from hiscore.tokenization.batches import by_characters
+from hiscore.server.host import usable_cores
 from hiscore.tokenization.byte_level_bpe import byte_level_bpe
 from hiscore.tokenization.panics import Panic, panics_raised
 from hiscore.tokenization.split_rule import state
@@ -135,7 +134,7 @@ class TextEncoder:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hiscore-encode")
+        return ThreadPoolExecutor(usable_cores(), "hiscore-encode")
 
     def _by_backend(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
@@ -195,3 +194,17 @@ def _alternatives(words: list[str], levels: int) -> str:
             branch += f"(?:{_alternatives(rests, levels - 1)})" + ("?" if len(first) == shared else "")
         branches.append(branch)
     return "|".join(branches)
+
+
+def by_characters(texts: Sequence[str], characters: int) -> Iterator[list[str]]:
+    """Texts in order, in batches that end as soon as they have so many characters."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= characters:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

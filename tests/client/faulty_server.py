@@ -172,6 +172,10 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         labels = [str(label).encode() for label in values.get("label_token_ids", [])] + values.get(
             "labels", []
         )
+        if "label_lengths" in request.parameters:
+            tokens_of_labels = iter(labels)
+            lengths = json.loads(request.parameters["label_lengths"].string_param)
+            labels = [b"+".join(islice(tokens_of_labels, length)) for length in lengths]
         if request.model_name == "score":
             query, items = values["query"][0], values["items"]
             tokens = len(query) + sum(map(len, items))
@@ -193,6 +197,10 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             "scores": scores,
             "usage": np.array([[tokens, 1]], dtype=np.int32),
         }
+        if "token_logprobs" in request.parameters:
+            outputs |= tokens_told(
+                values["label_token_ids"], request.parameters["token_logprobs"].int64_param
+            )
         self.change(outputs)
         response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
         for name, value in outputs.items():
@@ -200,6 +208,17 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             response.outputs.add(name=name, datatype=datatype, shape=value.shape)
             response.raw_output_contents.append(value.tobytes())
         return response
+
+
+def tokens_told(ids: list[int], top: int) -> dict[str, np.ndarray]:
+    """Of each token that its logarithm is -id / 1000, its rank id % 3 + 1, and the likeliest the ids from 1 on."""
+    values = np.array(ids, np.float32) / -1000
+    return {
+        "token_logprobs": values[None],
+        "token_ranks": (np.array(ids, np.int32) % 3 + 1)[None],
+        "token_top_ids": np.tile(np.arange(1, top + 1, dtype=np.int32), (1, len(ids), 1)),
+        "token_top_logprobs": np.tile(np.arange(1, top + 1, dtype=np.float32) / -8, (1, len(ids), 1)),
+    }
 
 
 def _chunk(request: Any, ids: list[int], text: bytes, reason: bytes) -> Any:

@@ -156,14 +156,6 @@ def test_a_request_that_fails_to_start_stops_the_others_too(
     assert isinstance(threads.first_failure, ValueError)
 
 
-def test_a_closed_channel_is_cancelled(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = threading.Event()
-    closed.set()
-    monkeypatch.setattr(triton, "start", lambda **_: (_ for _ in ()).throw(ValueError("channel")))
-    with pytest.raises(Cancelled, match="the client is closed"):
-        ChunkThreads(triton, triton, closed).run(chunk(INFER))  # type: ignore[arg-type]
-
-
 def test_the_blocking_client_raises_the_first_failure_not_those_it_caused(triton: FakeTriton) -> None:
     with ScoreClient("localhost:1", limits=ChunkLimits(max_items=1), max_in_flight=3) as client:
         client._connection.triton = client._connection.inferences = triton

@@ -30,10 +30,6 @@ def test_chunks_cover_all_items_in_order_within_limits_and_no_sooner_cut_than_ne
         assert not fits(sizes[chunk] + sizes[following][:1])
 
 
-def test_no_items_are_one_empty_chunk() -> None:
-    assert split_into_chunks([], 10, 5, 5) == [slice(0, 0)]
-
-
 @pytest.mark.parametrize("bad", [{"max_items": 0}, {"max_bytes": 0}, {"max_tokens": -1}])
 def test_limits_below_one_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
@@ -42,10 +38,3 @@ def test_limits_below_one_are_refused(bad: dict[str, int]) -> None:
 
 def test_an_item_beyond_the_limit_is_a_chunk_of_its_own_and_no_chunk_is_empty() -> None:
     assert split_into_chunks([30, 1, 30], 0, 5, 10) == [slice(0, 1), slice(1, 2), slice(2, 3)]
-
-
-def test_a_chunk_may_have_exactly_the_limit() -> None:
-    assert split_into_chunks([3, 3], 4, 5, 10) == [slice(0, 2)]
-    assert split_into_chunks([3, 3], 5, 5, 10) == [slice(0, 1), slice(1, 2)]
-    assert split_into_chunks([1, 1, 1], 0, 3, 10) == [slice(0, 3)]
-    assert split_into_chunks([1, 1, 1], 0, 2, 10) == [slice(0, 2), slice(2, 3)]

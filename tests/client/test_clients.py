@@ -1,10 +1,9 @@
 """Both clients against a real gRPC endpoint; each test runs once per twin."""
 
 import asyncio
-import threading
+import json
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,8 @@ from hiscore_client import (
     ScoreClient,
     ServerFault,
     ServerUnreachable,
-    readiness,
 )
-from tests.client.faulty_server import FaultyServer, abort, checksum, serving, until_cancelled, when
+from tests.client.faulty_server import FaultyServer, abort, checksum, until_cancelled, when
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
 QUICK = RetryPolicy(attempts=3, first_pause=0.01)
@@ -128,13 +126,49 @@ def test_labels_of_their_own_go_with_their_items_into_chunks(twin: Twin) -> None
         np.testing.assert_array_equal(by_ids[row], [*of_ids, *rest])
 
 
+def test_labels_of_several_tokens_go_with_their_items_into_chunks(twin: Twin, server: FaultyServer) -> None:
+    texts, items, ids = ["a", "b", "c"], [[1], [2], [3]], [7, 8, 9, 5, 6, 4]
+    options = {"label_lengths": np.array([2, 1, 2, 1]), "label_counts": [2, 1, 1], "log_scores": True}
+    options |= {"normalize": "tokens", "client": {"limits": ChunkLimits(max_items=2)}}
+    rows = [["7+8", "9"], ["5+6"], ["4"]]
+    by_text = twin("score", "q", texts, label_token_ids=ids, **options).scores
+    by_ids = twin("score_ids", [5], items, ids, token_logprobs=3, **options).scores
+    for row, labels in enumerate(rows):
+        rest = [0] * (2 - len(labels))
+        np.testing.assert_array_equal(by_text[row], [*expected("q", [texts[row]], labels)[0], *rest])
+        np.testing.assert_array_equal(by_ids[row], [*expected_ids([5], [items[row]], labels)[0], *rest])
+    sent = server.requests[-1].parameters
+    assert sent["log_scores"].bool_param
+    assert sent["normalize"].string_param == "tokens"
+    assert sent["token_logprobs"].int64_param == 3
+    with pytest.raises(InvalidRequest, match="adds up to 3, but 2 tokens were given"):
+        twin("score_ids", [5], items, [7, 8], label_lengths=[1, 2])
+
+
+def test_adapters_go_with_their_items_into_chunks(twin: Twin, server: FaultyServer) -> None:
+    names, options = ["harm", "", "tone"], {"client": {"limits": ChunkLimits(max_items=2)}}
+    server.change = lambda outputs: outputs.update(
+        # The second chunk is read by a head of its own.
+        scores=np.ones((1, outputs["scores"].shape[1], 3 - outputs["scores"].shape[1]), np.float32)
+    )
+    found = twin("score_ids", [5], [[1], [2], [3]], item_adapters=names, **options)
+    assert found.scores.tolist() == [[1, 0], [1, 0], [1, 1]]
+    sent = [json.loads(each.parameters["item_adapters"].string_param) for each in server.requests[-2:]]
+    assert sorted(sent) == [["harm", ""], ["tone"]]
+    server.change = lambda outputs: None
+    twin("score", "q", ["a"], labels=["b"], adapter="harm")
+    assert server.requests[-1].parameters["adapter"].string_param == "harm"
+    with pytest.raises(InvalidRequest, match="holds 1 names for 2 items"):
+        twin("score", "q", ["a", "b"], labels=["c"], item_adapters=["harm"])
+
+
 def test_no_items_give_an_empty_result(twin: Twin) -> None:
     assert twin("score", "q", [], labels=LABELS).scores.shape == (0, 2)
     assert twin("score_ids", [1], [], [7]).scores.shape == (0, 1)
 
 
 def test_options_priority_deadline_and_headers_are_on_the_wire(twin: Twin, server: FaultyServer) -> None:
-    options = {"apply_softmax": True, "temperature": 2, "item_first": True}
+    options = {"apply_softmax": True, "raw_logits": True, "temperature": 2, "item_first": True}
     twin(
         "score",
         "q",
@@ -147,6 +181,7 @@ def test_options_priority_deadline_and_headers_are_on_the_wire(twin: Twin, serve
     )
     sent = server.requests[0].parameters
     assert sent["apply_softmax"].bool_param is True
+    assert sent["raw_logits"].bool_param is True
     assert sent["temperature"].double_param == 2.0
     assert sent["item_first"].bool_param is True
     assert sent["priority"].uint64_param == 1
@@ -306,36 +341,6 @@ def test_wait_ready_returns_once_the_models_are(twin: Twin, server: FaultyServer
 def test_wait_ready_ends_with_its_timeout(dead_twin: Twin) -> None:
     with pytest.raises(ServerUnreachable, match=r"not ready after 0\.1 s"):
         dead_twin("wait_ready", timeout=0.1)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_wait_ready_notices_a_server_that_starts_late(
-    asynchronous: bool, server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A socket file, so that no other process can take the address.
-    address = f"unix:{tmp_path}/socket"
-    polled, stop = threading.Event(), threading.Event()
-    poll = readiness._poll
-
-    def noticed(*args: Any) -> Any:
-        polled.set()
-        return poll(*args)
-
-    monkeypatch.setattr(readiness, "_poll", noticed)
-
-    def start_late() -> None:
-        assert polled.wait(TIMEOUT_S)
-        with serving(server, address):
-            stop.wait(TIMEOUT_S)
-
-    with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(start_late)
-        try:
-            Twin(asynchronous, address)("wait_ready", timeout=60)
-            assert server.readiness_checks
-        finally:
-            stop.set()
-        late.result()
 
 
 def test_a_closed_client_says_so(url: str) -> None:

@@ -269,12 +269,6 @@ def test_closing_the_iterator_cancels_the_generation(url: str, server: FaultySer
     asyncio.run(asyncio.wait_for(close(), TIMEOUT_S))
 
 
-def test_control_a_stream_that_is_read_to_its_end_is_not_cancelled(twin: Twin, server: FaultyServer) -> None:
-    assert twin("a") == CHUNKS
-    wait_until(lambda: server.ended_streams == 1)
-    assert server.cancelled == 0
-
-
 def test_closing_the_client_ends_its_streams(url: str, server: FaultyServer) -> None:
     server.stream[1:] = [until_cancelled]
     client = ScoreClient(url)

@@ -8,7 +8,7 @@ from tritonclient.grpc import InferInput, InferResult, service_pb2
 from tritonclient.grpc._utils import _get_inference_request
 
 from hiscore_client import ServerFault
-from hiscore_client.inference import Tensor, id_tensor, make_request, numbers_of, text_tensor
+from hiscore_client.inference import id_tensor, make_request, numbers_of, text_tensor
 
 IDS = np.array([5, 0, 2**31 - 1], np.int32)
 TEXTS = ["größer".encode(), b"", b"x" * 300]
@@ -39,11 +39,6 @@ def test_a_message_is_tritonclients_own_to_the_byte() -> None:
     # Control: one id more is another message.
     other = make_request("scorer", [id_tensor("ids", IDS[:2]), tensors[1]], parameters, "mine", 1.5, 2)
     assert other.SerializeToString(deterministic=True) != expected.SerializeToString(deterministic=True)
-
-
-def test_a_model_without_a_batch_dimension_gets_none() -> None:
-    assert id_tensor("ids", IDS, batch=False) == Tensor("ids", "INT32", [3], IDS.tobytes())
-    assert text_tensor("text", [b"ab"], batch=False).shape == [1]
 
 
 def answer(*outputs: tuple[str, str, list[int], bytes]) -> Any:

@@ -4,7 +4,6 @@ import pytest
 
 from hiscore_client import ChunkLimits, InvalidRequest
 from hiscore_client.config import ClientConfig, make_config
-from hiscore_client.sans_io import Rpc
 from hiscore_client.score_call import ScoreOptions, ids_call, text_call
 
 
@@ -45,19 +44,3 @@ def test_tokens_of_a_request_include_its_delimiters(limit: int) -> None:
     assert max(sizes) <= limit
     # As many as fit: 2 + 1 for the query, one more for each item.
     assert len(sizes) == {8: 2, 9: 2, 10: 2, 11: 2, 12: 1}[limit]
-
-
-def test_a_request_has_the_time_left_in_seconds_and_microseconds_and_its_own_id() -> None:
-    call = text_call(config(max_items=1), "q", ["a", "b"], None, [7], ScoreOptions(), 2.5, "id")
-    step = next(call.request(1))
-    assert isinstance(step, Rpc)
-    request, timeout = step.arguments["request"], step.arguments["timeout"]
-    assert 0 < timeout <= 2.5
-    assert request.parameters["timeout"].int64_param == int(timeout * 1e6)
-    assert request.id == "id/1"
-    whole = text_call(config(), "q", ["a", "b"], None, [7], ScoreOptions(), None, "id")
-    step = next(whole.request(0))
-    assert isinstance(step, Rpc)
-    assert step.arguments["request"].id == "id"
-    assert step.arguments["timeout"] is None
-    assert "timeout" not in step.arguments["request"].parameters

@@ -6,7 +6,7 @@ import pytest
 
 from hiscore_client import InvalidRequest
 from hiscore_client.config import make_config
-from hiscore_client.tls import from_environment, make_credentials
+from hiscore_client.tls import from_environment
 from tests.support.certificates import Certificate, make_ca
 
 
@@ -16,7 +16,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 def test_without_any_of_it_there_is_no_tls() -> None:
-    assert make_credentials(None, None, None) is None
+    assert from_environment({}) is None
     assert from_environment({"HISCORE_TLS": "0", "HISCORE_TLS_CA": ""}) is None
 
 
@@ -33,15 +33,15 @@ def test_each_of_them_means_tls(own: Certificate) -> None:
 
 def test_files_that_cannot_be_used_are_named(own: Certificate, tmp_path: Path) -> None:
     cert, key = str(own.cert), str(own.key)
-    for ca, pair, message in (
-        (str(tmp_path / "none"), (None, None), r"cannot read '.*none': No such file"),
-        (key, (None, None), "holds no certificate in PEM"),
-        (None, (cert, cert), "holds no private key in PEM"),
-        (None, (cert, None), "belong together"),
-        (None, (None, key), "belong together"),
+    for given, message in (
+        ({"CA": str(tmp_path / "none")}, r"cannot read '.*none': No such file"),
+        ({"CA": key}, "holds no certificate in PEM"),
+        ({"CERT": cert, "KEY": cert}, "holds no private key in PEM"),
+        ({"CERT": cert}, "belong together"),
+        ({"KEY": key}, "belong together"),
     ):
         with pytest.raises(InvalidRequest, match=message):
-            make_credentials(ca, *pair)
+            from_environment({f"HISCORE_TLS_{name}": path for name, path in given.items()})
 
 
 def test_the_name_in_the_certificate_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,9 @@ from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.step_runner import StepOutputs
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.errors import RequestError
 from tests.support.decode_client import serving
 from tests.support.decode_truth import DecodeTruth, near_best
-from tests.support.decoding import build, checkpoint, greedy, prompt, spoil
+from tests.support.decoding import build, checkpoint, greedy, prompt
 from tests.support.worker_driver import Driver, device_rows, host_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
@@ -150,47 +149,6 @@ def test_auto_on_the_device_as_a_whole_is_dense(workers: Any, dtype: torch.dtype
     assert not same([step[1] for step in dense], [step[1] for step in mixed])
 
 
-@pytest.mark.parametrize("selector", ["dense", "quest"])
-def test_graphs_sample_what_launches_sample(
-    workers: Any, selector: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = workers(selector, *SPARSE[selector])
-    options = [
-        {"temperature": 1.0, "seed": 1},
-        {},
-        {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": 2},
-        {"temperature": 1.3, "min_p": 0.02, "presence_penalty": 1.5, "repetition_penalty": 1.3, "seed": 3},
-    ]
-
-    def drawn(seed: int = 0) -> list[list[int]]:
-        with serving(worker) as client:
-            outcomes = [
-                client.submit(tokens, 24, **{**own, "seed": own.get("seed", 0) + seed})
-                for tokens, own in zip(PROMPTS, options, strict=True)
-            ]
-            client.wait(outcomes)
-        assert client.failures == []
-        return [outcome.tokens for outcome in outcomes]
-
-    forward, in_steps = worker._runner.forward, 0
-
-    def count_and_forward(*step: Any) -> StepOutputs:
-        nonlocal in_steps
-        outputs = forward(*step)
-        in_steps += outputs.drawn and not step[3].is_greedy
-        return outputs
-
-    monkeypatch.setattr(worker._runner, "forward", count_and_forward)
-    in_graphs, others = drawn(), drawn(seed=9)
-    assert in_steps > 24
-    monkeypatch.setattr(
-        worker._runner, "forward", lambda *step: replace(forward(*step[:3]), drawn=step[3].is_greedy)
-    )
-    assert drawn() == in_graphs
-    assert others[1] == in_graphs[1]  # greedy
-    assert others[0] != in_graphs[0]  # the control
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("selector", SPARSE)
 def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype: torch.dtype) -> None:
@@ -222,27 +180,6 @@ def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype
     assert not eager._captured
     assert same(captured, launched)
     assert not torch.equal(captured[1], captured[2])  # each step gives other logits
-
-
-@pytest.mark.parametrize("selector", ["dense", "quest"])
-def test_kernels_that_start_early_give_the_bits_of_kernels_that_wait(
-    workers: Any, selector: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hiscore.decoding.worker.cuda_graphs import GraphRunner
-    from hiscore.layers import triton_ops
-
-    assert triton_ops.supports_pdl(), "written for a device of compute capability 9.0"
-    worker = workers(selector, *SPARSE[selector], dtype=torch.bfloat16)
-    early, _ = run(worker)
-    monkeypatch.setattr(triton_ops, "supports_pdl", lambda: False)
-    runner = worker._runner
-    waiting = GraphRunner(
-        runner._model, runner._attention, runner._value_dim, worker.cache_config, worker._queues
-    )
-    monkeypatch.setattr(worker, "_runner", waiting)
-    late, _ = run(worker)
-    assert same(early, late)
-    assert not torch.equal(early[1], early[2])
 
 
 # Quest always selects the pages of the ring, so that its tokens depend on the width.
@@ -354,31 +291,6 @@ def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, ring: int) 
     assert all(driver.read(each).isfinite().all() for each in launched)
     for seq_index in seq_indices:
         driver.leave(seq_index)
-
-
-@pytest.mark.parametrize("selector", ["exact", "dsa"])
-def test_a_row_that_is_not_finite_fails_its_sequence_alone(workers: Any, selector: str) -> None:
-    """A token's embedding is NaN, and a sequence reaches it while it decodes."""
-    family = {"exact": "llama-biased", "dsa": "glm-shared"}[selector]  # whose heads are no embeddings
-    worker = workers(selector, family, 16, 24, chunk=32)  # its own: nothing else may use it after this
-    expected = generate(worker)
-    seen = [{*given.tolist(), *tokens} for given, tokens in zip(PROMPTS, expected, strict=True)]
-    victim, token = next(
-        (sequence, token)
-        for sequence, tokens in enumerate(expected)
-        for token in tokens[1:-2]
-        if sum(token in each for each in seen) == 1 and token not in PROMPTS[sequence]
-    )
-    torch.cuda.synchronize()
-    spoil(worker, token)
-    torch.cuda.synchronize()
-    with serving(worker) as client:
-        outcomes = [client.submit(tokens, 24) for tokens in PROMPTS]
-        client.wait(outcomes)
-    failed = outcomes.pop(victim)
-    assert isinstance(failed.end, RequestError)
-    assert failed.tokens == expected[victim][: expected[victim].index(token) + 1]
-    assert [outcome.tokens for outcome in outcomes] == [*expected[:victim], *expected[victim + 1 :]]
 
 
 def ahead(worker: CacheWorker) -> list[Tensor]:

@@ -72,7 +72,7 @@ def test_experts_equal_pytorch(count: int, step: bool) -> None:
     down, down_scales = weight(COUNT, HIDDEN, WIDTH, seed=3)
     router = torch.randn(COUNT, HIDDEN, device="cuda", generator=torch.Generator("cuda").manual_seed(4))
     w = Experts(
-        Routing(PER_TOKEN, True), "silu", router, None, None, gate_up, None, down, None, None,
+        Routing(PER_TOKEN, True), "silu", router, gate_up, down,
         gate_up_scales=gate_up_scales, down_scales=down_scales,
     )  # fmt: skip
     h = rows(count)

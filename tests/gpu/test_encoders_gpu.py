@@ -10,12 +10,12 @@ import torch
 
 from hiscore.prefill.encoder_cuda_runner import CudaEncoderRunner
 from hiscore.scoring.pair_scorer import load_encoder_scorer
-from hiscore.scoring.requests.options import ScoreOptions
-from hiscore.scoring.requests.request import ScoreRequest
-from hiscore.scoring.scorer import Scorer
+from tests.support import tiny_models
 from tests.support.pair_truth import PairTruth
+from tests.support.scoring import SOFTMAX, request, score
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_encoders import CONTEXT, ENCODERS, VOCABULARY, make
+from tests.support.truth import Truth
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
@@ -40,14 +40,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     return get
 
 
-def score(scorer: Scorer, calls: list[Tokens], softmax: bool = False) -> list[np.ndarray]:
-    options, labels = ScoreOptions(apply_softmax=softmax), np.empty(0, np.int32)
-    answers, _ = scorer.score(
-        [ScoreRequest(scorer.packing.prompt(call.prompt()), labels, options) for call in calls]
-    )
-    return [answer.scores for answer in answers]
-
-
 def random_calls() -> list[Tokens]:
     rng = np.random.default_rng(0)
     return [random_tokens(rng, query, items, VOCABULARY) for query, items in BATCH]
@@ -65,15 +57,24 @@ def test_float32_equals_transformers(name: str, encoder) -> None:
                 np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["llama-mean", "llama-last", "embedding-gemma", "qwen3-moe-both-ways"])
+def test_decoders_that_attend_both_ways_equal_transformers(name: str, tmp_path: Path) -> None:
+    checkpoint = tiny_models.make(name, tmp_path, 2)
+    truth, scorer = Truth(checkpoint), load_encoder_scorer(checkpoint, "cuda", "float32", 64)
+    for call, found in zip(random_calls(), score(scorer, random_calls()), strict=True):
+        if call.items:
+            np.testing.assert_allclose(found, truth.scores(call.query, call.items), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 def test_bfloat16_equals_itself_one_pair_at_a_time_and_a_graph_equals_eager(name: str, encoder) -> None:
     checkpoint, truth = encoder(name)
     scorer = load_encoder_scorer(checkpoint, "cuda", "bfloat16", 1_024)
     calls = random_calls()
-    together = score(scorer, calls, softmax=True)
+    together = score(scorer, calls, SOFTMAX)
     for call, found in zip(calls, together, strict=True):
         for item, row in zip(call.items, found, strict=True):
-            alone = score(scorer, [Tokens(call.query, [item])], softmax=True)[0][0]
+            alone = score(scorer, [Tokens(call.query, [item])], SOFTMAX)[0][0]
             np.testing.assert_allclose(row, alone, atol=5e-3, rtol=0)
         if call.items:
             # 8 bits of mantissa through a few layers of random weights, as on the CPU.
@@ -81,7 +82,7 @@ def test_bfloat16_equals_itself_one_pair_at_a_time_and_a_graph_equals_eager(name
             np.testing.assert_allclose(found, expected, atol=0.05, rtol=0)
     assert isinstance(scorer.runner, CudaEncoderRunner)
     scorer.runner._graphs.clear()
-    for graph, eager in zip(together, score(scorer, calls, softmax=True), strict=True):
+    for graph, eager in zip(together, score(scorer, calls, SOFTMAX), strict=True):
         np.testing.assert_array_equal(graph, eager)
 
 
@@ -99,10 +100,7 @@ def test_padding_rows_reach_nothing(name: str, encoder) -> None:
 
 def test_a_batch_is_launched_without_a_wait(encoder) -> None:
     scorer = load_encoder_scorer(encoder("modernbert-mean")[0], "cuda", "bfloat16", 1_024)
-    options, labels = ScoreOptions(), np.empty(0, np.int32)
-    requests = [
-        ScoreRequest(scorer.packing.prompt(call.prompt()), labels, options) for call in random_calls()
-    ]
+    requests = [request(scorer, call) for call in random_calls()]
     scorer.submit(requests).result()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,7 +1,5 @@
 """FlashInfer's attention in prompts: its numbers, the same bits over pages and rows, cut anywhere, in a graph."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,15 +8,10 @@ from torch import Tensor
 from hiscore.attention import flashinfer_blocks
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_prefill import FlashInferAttention
-from hiscore.attention.flashinfer_rows import MIN_ROWS, FlashInferRows
+from hiscore.attention.flashinfer_rows import MIN_ROWS
 from hiscore.attention.flashinfer_sizes import PagedSizes, buffer_bytes
 from hiscore.attention.metadata import Forward
-from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.models.gqa import pack_chunks
-from hiscore.models.decoder import Decoder
-from hiscore.prefill.pools import Pools
-from hiscore.prefill.runner import make_runner
-from perf.models import random_checkpoint
 from tests.support.dense import dense_attention
 from tests.support.prefill_chunks import chunk
 
@@ -200,50 +193,3 @@ def test_a_prompt_that_goes_on_over_pages_has_the_bits_of_one_forward() -> None:
         assert torch.equal(in_parts(), whole)
     pool[table[3] * PAGE] = 1
     assert not torch.equal(in_parts(), whole)
-
-
-def long_chunk(first: int, tokens: int) -> PrefillChunk:
-    """A whole prompt, whose pages follow each other backwards."""
-    ids = np.random.default_rng(1).integers(0, 500, tokens).astype(np.int32)
-    table = (first - np.arange(-(-tokens // PAGE))).astype(np.int32)
-    return PrefillChunk(0, ids, 0, table, np.empty(0, np.int32), is_last=True)
-
-
-def test_a_prompts_forward_has_the_same_bits_over_rows_and_in_company(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In captured forwards. The control plans fewer tokens than the prompt has."""
-    config = random_checkpoint.config_of("tiny", 2 * MIN_ROWS) | {
-        "hidden_size": 256, "head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
-    }  # fmt: skip
-    random_checkpoint.save(config, tmp_path, device="cuda")
-    device, slots = torch.device("cuda"), 4 * MIN_ROWS
-    decoder = Decoder(tmp_path, device, torch.bfloat16)
-    attention = FlashInferAttention(decoder.attention_shape, torch.bfloat16, device, LONG)
-    planned: list[int] = []
-    plan = FlashInferRows.plan
-
-    def seen(self: FlashInferRows, tokens: int, rows: int) -> None:
-        planned.append(tokens)
-        plan(self, tokens - spoilt, rows)
-
-    monkeypatch.setattr(FlashInferRows, "plan", seen)
-    spoilt = 0
-    pool = decoder.new_pool(slots)
-    runner = make_runner(decoder, slots, 2 * MIN_ROWS, Pools(pool), attention)
-    tokens, first = 2_100, slots // PAGE - 1
-
-    def last_state(*chunks: PrefillChunk) -> Tensor:
-        pool.fill_(float("nan"))
-        planned.clear()
-        with torch.inference_mode():
-            return runner.forward([pack_chunks([*chunks])])[-1].clone()
-
-    whole = last_state(long_chunk(first, tokens))
-    assert planned == [tokens]
-    assert whole.isfinite().all()
-    in_company = last_state(long_chunk(40, 100), long_chunk(first, tokens))
-    assert planned == []
-    assert torch.equal(in_company, whole)
-    spoilt = 200
-    assert not torch.equal(last_state(long_chunk(first, tokens)), whole)

@@ -115,27 +115,3 @@ def test_a_graph_equals_eager(family: str, tmp_path: Path) -> None:
     scorer.runner._graphs.clear()
     np.testing.assert_array_equal(score(scorer, *calls), graph)
     assert score(scorer, calls[-1]).shape == (0, len(LABELS))  # nothing to read: the tail has no rows
-
-
-def test_a_batch_is_launched_without_a_wait(tmp_path: Path) -> None:
-    scorer = load_decoder_scorer(make("llama-biased", tmp_path), "cuda", "fp8", 1_024)
-    call = random_tokens(np.random.default_rng(8), 13, ITEMS, VOCABULARY)
-    first = score(scorer, call)  # label rows are fetched once
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        pending = scorer.submit([ScoreRequest(call.prompt(), LABELS, OPTIONS)])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    ((answer,), _) = pending.result()
-    assert answer.scores.shape == first.shape
-
-
-def test_what_is_not_finite_fails_its_own_call_alone(tmp_path: Path) -> None:
-    """A NaN in one token's embedding goes through fp8 as a NaN and reaches no other row."""
-    scorer = load_decoder_scorer(make("qwen3", tmp_path), "cuda", "fp8", 1_024, query_cache_bytes=0)
-    good, bad = Tokens([1, 2], [[3], [4]]), Tokens([1, 2], [[3], [123]])
-    alone = score(scorer, good)
-    scorer.runner._decoder.weights.embedding[123, 7] = float("nan")
-    answers, _ = scorer.score([ScoreRequest(call.prompt(), LABELS, OPTIONS) for call in (good, bad)])
-    assert not hasattr(answers[1], "scores")
-    np.testing.assert_allclose(answers[0].scores, alone, atol=5e-3, rtol=0)

@@ -12,7 +12,6 @@ from hiscore.kernels import gemv, pipelined_products
 from hiscore.layers import triton_ops
 from hiscore.layers.ops import Ops
 from hiscore.layers.step_products import StepProducts
-from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import LayerWeights, Linear, Mlp
 
@@ -110,9 +109,7 @@ def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pyt
         assert torch.equal(found, expected)
         assert torch.equal(run(weights, ops, x), expected)
     # As near to what float32 gives as a library's products, which round more often.
-    exact = run(
-        [_in_float32(layer) for layer in weights], TorchOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu"), x
-    )
+    exact = run([_in_float32(layer) for layer in weights], Ops(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu"), x)
     library = run(weights, TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu"), x)
     assert (found - exact).square().mean() <= 1.1 * (library - exact).square().mean()
     assert (found - exact).abs().max() < 0.1 < exact.std()

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hiscore.device.copies import free_bytes
-from hiscore.device.graphs import StaticOutputs
 from hiscore.models.activations import output_bytes
 from hiscore.models.config import read_architecture
 from hiscore.prefill.row_counts import capture_sizes, output_rows
@@ -67,20 +66,3 @@ def test_the_scorer_takes_what_it_plans(tmp_path: Path) -> None:
     unplanned = allocated - stored - scorer.runner.pool.nbytes - shared
     tables = 2**28  # rotary tables, inputs of graphs
     assert unplanned < tables < own - shared
-
-
-@pytest.mark.parametrize("static", [True, False])
-def test_all_graphs_leave_their_outputs_in_one_place(
-    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without static outputs (the control) every graph keeps its own."""
-    if not static:
-        monkeypatch.setattr(StaticOutputs, "keep", lambda self, *outputs, first=0: outputs)
-    checkpoint = random_checkpoint.write_config("tiny", tmp_path)
-    with random_checkpoint.in_memory("cuda"):
-        runner = load_decoder_scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0).runner
-    for graphs in ([slices[-1] for slices in runner._graphs.values()], runner._tails.values()):
-        outputs = zip(*(outputs for _, outputs in graphs), strict=True)
-        places = [{output.data_ptr() for output in each} for each in outputs]
-        assert len(graphs) > 4
-        assert all((len(each) == 1) == static for each in places), places

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.layers.block_fp8 import BlockFp8Linear
-from hiscore.layers.fp8 import FP8, quantise
+from hiscore.layers import scaled_fp8
+from hiscore.layers.fp8 import FP8
+from hiscore.layers.scaled_fp8 import ScaledLinear
+from hiscore.layers.weights import Linear, Scales
 from hiscore.models.decoder import Decoder
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
@@ -46,17 +48,18 @@ def test_a_checkpoint_in_fp8_keeps_it(scheme: str, tmp_path: Path) -> None:
     assert np.abs(found - truth).mean() < 0.06
     assert np.abs(found - np.roll(truth, 1, axis=0)).mean() > 0.1
     layers = Decoder(checkpoint, torch.device("cuda"), torch.bfloat16, fp8=True).weights.layers
-    assert [layer.qkv.reads_fp8 for layer in layers] == [True, False, True, True]
+    assert [isinstance(layer.qkv, Linear) for layer in layers] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("rows", [1, 17, 500, 4_000])
 def test_a_product_with_scales_for_blocks_equals_pytorch(rows: int) -> None:
     """Qwen3-8B's sizes: bits of a row that do not depend on the others, and the product of the dequantised."""
     values, scales = random(4_096, 12_288, seed=1).to(FP8), random(4_096, 96, seed=2).abs() * 0.01
-    linear = BlockFp8Linear(values, scales, 128)
-    x = quantise(random(rows, 12_288, seed=3))
-    found, expected = linear(x), linear.reference(x)
+    linear = ScaledLinear(values, Scales(scales, 1, 128, powers_of_two=False))
+    x = random(rows, 12_288, seed=3).bfloat16()
+    found, expected = linear(x), scaled_fp8.multiply(x, values, linear.scales)
     # One rounding to 8 bits, and the tensor cores' own sums of 128 terms.
     torch.testing.assert_close(found.float(), expected.float(), atol=2e-2, rtol=1e-2)
-    alone = linear(quantise(random(rows, 12_288, seed=3)[:1]))
-    assert torch.equal(found[:1], alone)
+    if rows > 16:  # fewer have another tile, and a scorer pads to 128
+        alone = linear(x[:17])
+        assert torch.equal(found[:17], alone)

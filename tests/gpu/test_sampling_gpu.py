@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.worker.sampler import sample
-from hiscore.decoding.worker.triton_sampler import sample_rows
+from tests.support.decode_kernels import sample_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 

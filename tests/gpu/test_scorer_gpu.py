@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from hiscore.recurrence.metadata import CHUNK
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
 from hiscore.scoring.requests.request import ScoreRequest
 from tests.support.longrope import both_sides, make_longrope
 from tests.support.scoring import LABELS, score
-from tests.support.strategies import Tokens, random_tokens
-from tests.support.tiny_models import ATTENDING, VOCABULARY, WITHOUT_CLASSIFIER
+from tests.support.strategies import random_tokens
+from tests.support.tiny_models import ON_GPU, RECURRENT, VOCABULARY, WITHOUT_CLASSIFIER
 from tests.support.truth import Truth
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
@@ -23,13 +24,15 @@ BATCH = [(13, [1, 7, 7, 0, 20, 3]), (0, [2, 1]), (1, [0, 0, 5]), (90, [31, 64, 2
 @pytest.mark.parametrize(
     ("family", "labels"),
     [
-        *((family, None) for family in ATTENDING),
-        *((family, 3) for family in ATTENDING if family not in WITHOUT_CLASSIFIER),
+        *((family, None) for family in ON_GPU),
+        *((family, 3) for family in ON_GPU if family not in WITHOUT_CLASSIFIER),
     ],
 )
 def test_float32_equals_transformers(family: str, labels: int | None, checkpoints) -> None:
     """Kernels in full float32: the same bound as on the CPU."""
     checkpoint, truth = checkpoints(family, labels)
+    # A norm enlarges small heads of a gated delta net: transformers in float64 differs from its float32 by 1.3e-4.
+    bound = 3e-4 if labels and family in RECURRENT else 1e-4
     calls = [random_tokens(np.random.default_rng(0), q, items, VOCABULARY) for q, items in BATCH]
     for budget in (1_024, 64):
         scorer = load_decoder_scorer(checkpoint, "cuda", "float32", budget)
@@ -38,7 +41,7 @@ def test_float32_equals_transformers(family: str, labels: int | None, checkpoint
                 if call.items:
                     ids = [] if labels else LABELS
                     expected = truth.scores(call.query, call.items, ids, options.apply_softmax)
-                    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+                    np.testing.assert_allclose(found, expected, atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("budget", [2_048, 128])
@@ -52,7 +55,7 @@ def test_longrope_chooses_for_each_item(budget: int, tmp_path: Path) -> None:
             np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", ATTENDING)
+@pytest.mark.parametrize("family", ON_GPU)
 @pytest.mark.parametrize("items", [3, 150, 400, 600])
 def test_the_tail_has_the_same_bits_with_and_without_a_graph(family: str, items: int, checkpoints) -> None:
     """Below `MIN_ROWS`, within the graphs, and with more rows than any of them."""
@@ -104,48 +107,11 @@ def test_a_batch_is_launched_without_a_wait_and_ends_in_one_event(checkpoints, m
     assert records == waits
 
 
-def test_batches_in_flight_do_not_disturb_each_other(checkpoints) -> None:
-    """Several launched before the first is awaited, one of them split: the same bits as one after the other."""
-    scorer = load_decoder_scorer(checkpoints("gemma2")[0], "cuda", "bfloat16", 256)
-    rng = np.random.default_rng(3)
-    batches = [
-        [random_tokens(rng, int(q), [int(m) for m in rng.integers(0, 60, 9)], VOCABULARY) for q in (40, 90)]
-        for _ in range(6)
-    ]
-    options, labels = ScoreOptions(), np.array(LABELS, np.int32)
-
-    def submit(batch: list[Tokens]):
-        return scorer.submit([ScoreRequest(call.prompt(), labels, options) for call in batch])
-
-    scorer.packing.cache.clear()
-    one_by_one = [submit(batch).result()[0] for batch in batches]
-    scorer.packing.cache.clear()
-    pending = [submit(batch) for batch in batches]
-    for expected, each in zip(one_by_one, pending, strict=True):
-        for a, b in zip(expected, each.result()[0], strict=True):
-            np.testing.assert_array_equal(a.scores, b.scores)
-
-
-def test_ten_thousand_items_take_no_more_memory_than_their_results(checkpoints) -> None:
-    scorer = load_decoder_scorer(checkpoints("qwen3")[0], "cuda", "float32", 16_384)
-    call = random_tokens(np.random.default_rng(4), 50, [50] * 10_000, VOCABULARY)
-    options = ScoreOptions(apply_softmax=True)
-    some = [0, 1, 327, 5_000, 9_999]
-    alone = score(scorer, [Tokens(call.query, [call.items[i] for i in some])], options)[0]
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    found = score(scorer, [call], options)[0]
-    # Token ids and tiles of 500,050 rows, and hidden states of 10,000: far below one forward's activations each.
-    taken = torch.cuda.max_memory_allocated() - before
-    assert taken < 64 << 20, f"{taken >> 20} MiB"
-    np.testing.assert_allclose(found[some], alone, atol=2e-5, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("family", "dtype", "bound"),
     [
         # Products of other dimensions may add up in another order; in bfloat16 that is the contract's 5e-3.
-        *[(family, "float32", 2e-5) for family in ATTENDING],
+        *[(family, "float32", 2e-5) for family in ON_GPU],
         ("llama", "bfloat16", 5e-3),
     ],
 )
@@ -158,7 +124,8 @@ def test_cache_hits_change_no_score_and_freed_pages_are_never_read(
     labels = np.array(LABELS, np.int32)
     (first,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     (second,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
-    assert (first.cached_tokens, second.cached_tokens) == (0, 96)
+    # A state is kept at a chunk's end, keys and values at a page's.
+    assert (first.cached_tokens, second.cached_tokens) == (0, CHUNK if family in RECURRENT else 96)
     np.testing.assert_allclose(second.scores, first.scores, atol=bound, rtol=0)
     scorer.runner.pool.fill_(float("nan"))
     (poisoned,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
@@ -166,3 +133,20 @@ def test_cache_hits_change_no_score_and_freed_pages_are_never_read(
     scorer.packing.cache.clear()
     (fresh,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     np.testing.assert_array_equal(fresh.scores, first.scores)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", [each for each in RECURRENT if each in ON_GPU])
+def test_states_are_handed_on_with_the_bits_of_a_call_alone(family: str, dtype: str, checkpoints) -> None:
+    """From queries to items, over forwards and over batches."""
+    checkpoint, _ = checkpoints(family)
+    scorer = load_decoder_scorer(checkpoint, "cuda", dtype, 256)
+    alone = load_decoder_scorer(checkpoint, "cuda", dtype, 4_096, query_cache_bytes=0)
+    rng, options = np.random.default_rng(8), ScoreOptions(apply_softmax=True)
+    shapes = [(130, [150, 3, 1, 0, 70]), (200, [5, 9]), (0, [200, 5]), (1, [1, 1]), (64, [64, 65])]
+    calls = [random_tokens(rng, query, items, VOCABULARY) for query, items in shapes]
+    for _ in range(2):
+        for call, found in zip(calls, score(scorer, calls, options), strict=True):
+            # Products in float32 may add up in another order; 2.6e-5 was seen.
+            bound = 1e-4 if dtype == "float32" else 0
+            np.testing.assert_allclose(found, score(alone, [call], options)[0], atol=bound, rtol=0)

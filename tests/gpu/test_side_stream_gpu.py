@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.decoding.sparse.side_stream import SideStream
+from hiscore.decoding.sparse.triton_cache_ops import SideStream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -1,6 +1,5 @@
 """Large batches in slices on one CUDA GPU: with small ones in between, each has the bits that it has alone."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
@@ -12,14 +11,11 @@ from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.prefill.input_layout import StaticInputs
 from hiscore.prefill.row_counts import SHORT_ROWS
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.packing.query_cache import QueryCache
-from hiscore.scoring.requests.options import ScoreOptions
 from hiscore.scoring.results.pending_scores import PendingScores
 from hiscore.scoring.scorer import Scorer
 from tests.support.slices import in_turns, requests, scores
-from tests.support.strategies import Tokens, random_tokens
+from tests.support.strategies import Tokens
 from tests.support.tiny_models import VOCABULARY
-from tests.support.under_load import scores_alone, scores_under_load
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
@@ -140,27 +136,3 @@ def test_slices_are_launched_without_a_wait_and_each_ends_in_an_event(checkpoint
     for each in launched[:-1]:
         each.wait()
     assert all(np.isfinite(each).all() for each in scores(launched[-1]))
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
-def test_under_load_scores_are_those_of_each_item_alone(
-    family: str, checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through the batcher, with queries that many calls share."""
-    held: list[bool] = []
-    hold: Callable[[QueryCache], object] = QueryCache.held
-    monkeypatch.setattr(QueryCache, "held", lambda self: (held.append(True), hold(self))[1])
-    scorer = scorer_of(checkpoints, family)
-    rng = np.random.default_rng(5)
-    shared = [rng.integers(0, VOCABULARY, size).tolist() for size in (40, 96, 130)]
-    calls = []
-    for index in range(300):
-        items = rng.integers(1, 100, int(rng.choice([1, 2, 5, 40, 80], p=[0.3, 0.3, 0.2, 0.1, 0.1]))).tolist()
-        call = random_tokens(rng, int(rng.integers(2, 150)), items, VOCABULARY)
-        calls.append(Tokens(shared[index % 3], call.items) if index % 2 else call)
-    options = ScoreOptions(apply_softmax=True)
-    found, stats = scores_under_load(scorer, calls, options, BUDGET)
-    assert held
-    assert stats.cached_tokens > 0
-    for each, truth in zip(found, scores_alone(scorer, calls, options), strict=True):
-        np.testing.assert_allclose(each, truth, atol=5e-3, rtol=0)

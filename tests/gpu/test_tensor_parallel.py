@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ WIDE: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks(GPUS) as ranks:
+    with closing(Ranks(GPUS)) as ranks:
         # What they import for their work takes seconds in which a rank may be silent: only now is that no hang.
         for module in (rank_work, decode_rank_work):
             ranks.prepare(module.arrive)

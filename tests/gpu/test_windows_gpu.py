@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hiscore.decoding.memory import sizing
+from hiscore.decoding.memory.model_shape import ModelShape
 from tests.support.decode_truth import DecodeTruth
 from tests.support.decoding import build
 from tests.support.windows import FEW, HOST_LAYERS, WINDOW, checkpoints, outputs
@@ -40,7 +40,7 @@ def test_where_a_window_is_kept_no_bit_changes(
     for windowed in (False, True):
         with monkeypatch.context() as patched:
             if not windowed:
-                patched.setattr(sizing, "windowed_layers", lambda *model: frozenset())
+                patched.setattr(ModelShape, "windowed", frozenset())
             worker = build(path(family), selector, *FEW, dtype=dtype, device="cuda")
         assert bool(worker._cache.windowed) == windowed
         found.append(outputs(worker, selector == "auto"))
@@ -57,6 +57,6 @@ def test_beyond_a_window_tokens_are_transformers(
     right = build(directory, "dense", device="cuda")
     assert largest_error(right, truth, lengths=LENGTHS)[0] < SINGLE
     # The control: a ring one page too small.
-    monkeypatch.setattr(sizing, "longest_window", lambda *model: WINDOW - 32)
+    monkeypatch.setattr(ModelShape, "longest_window", WINDOW - 32)
     wrong = build(directory, "dense", device="cuda")
     assert largest_error(wrong, truth, lengths=LENGTHS)[0] > WRONG

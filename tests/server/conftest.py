@@ -30,7 +30,6 @@ LONGEST = (
     "test_score_encoders.py",
     "test_launcher.py",
     "test_perf_analyzer.py",
-    "test_api_fuzz.py",
     "test_api_decisions.py",
     "test_api_chat.py",
     "test_api.py",

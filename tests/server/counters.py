@@ -1,11 +1,9 @@
-"""What the metrics endpoint counts, before and after, and the processor time that models take."""
+"""What the metrics endpoint counts, before and after."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-
-import psutil
 
 from hiscore.launcher import Server
 from perf.loadgen.exports import page, wait_for_exports
@@ -54,10 +52,3 @@ def counted(
     wanted = {key: before.get(key, 0) + rise for key, rise in (at_least or {}).items()}
     wait_until(lambda: all(read(server)[key] >= value for key, value in wanted.items()), lambda: read(server))
     risen.update({key: value - before.get(key, 0) for key, value in settled(server).items()})
-
-
-def processor_seconds(server: Server) -> float:
-    """Processor time of the models so far: unlike the clock, it does not count what else the machine does."""
-    models = [child for child in psutil.Process(server.pid).children() if "stub" in child.name()]
-    assert models
-    return float(sum(sum(model.cpu_times()[:2]) for model in models))

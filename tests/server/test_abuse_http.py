@@ -198,50 +198,6 @@ def test_control_what_is_right_is_answered(name: str, abused: Server) -> None:
     check(exchange(abused.http_address, GOOD_ONES[name]), ANSWERED)
 
 
-# Sizes stay small: tritonserver makes room for what a shape in JSON says before it looks at the data.
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 999) | st.floats(width=16) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-BODIES: dict[str, dict[str, Any]] = {
-    SCORER: json.loads(GOOD) | {"parameters": {"apply_softmax": True, "temperature": 2.0}, "id": "mine"},
-    SCORE: {
-        "inputs": [
-            tensor("query", [1, 1], "BYTES", ["q"]),
-            tensor("items", [1, 2], "BYTES", ["a", "b"]),
-            tensor("labels", [1, 1], "BYTES", [" a"]),
-        ],
-        "outputs": [{"name": "scores", "parameters": {"binary_data": False}}],
-    },
-    GENERATE: {"query": "q", "items": ["a", "b"], "label_token_ids": [5, 6], "apply_softmax": True},
-    DECODE: {"input_ids": [1, 2, 3], "max_tokens": 2, "stop": "[]", "temperature": 0.5, "seed": 3},
-}
-BODIES["/v2/models/tokenizer/infer"] = BODIES[SCORE] | {"outputs": []}
-
-
-@st.composite
-def changed(draw: st.DrawFn, value: Any) -> Any:
-    if not value or not isinstance(value, dict | list) or not draw(st.integers(0, 4)):
-        return draw(JUNK)
-    key = draw(st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value))))
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    if draw(st.integers(0, 4)):
-        copy[key] = draw(changed(value[key]))
-    else:
-        del copy[key]
-    return copy
-
-
-@settings(max_examples=200, derandomize=True, database=None)
-@given(path=st.sampled_from(sorted(BODIES)), data=st.data())
-def test_a_body_with_a_wrong_part_gets_an_answer_or_an_error(
-    path: str, data: st.DataObject, abused: Server
-) -> None:
-    body = json.dumps(data.draw(changed(BODIES[path]))).encode()
-    check(exchange(abused.http_address, post(path, body)), f"{ANSWERED}|{ERROR}")
-
-
 @settings(max_examples=200, derandomize=True, database=None)
 @given(name=st.sampled_from(sorted(GOOD_ONES.keys() - {"stream"})), data=st.data())
 def test_a_request_with_wrong_bytes_gets_an_answer_an_error_or_the_end(

@@ -9,11 +9,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import torch
 import zstandard
 from transformers import AutoTokenizer
 
@@ -21,7 +21,7 @@ from hiscore.launcher import LaunchError, Server
 from hiscore.launcher.api import Api
 from hiscore.prompts.rerank import RerankPrompts
 from tests.server.api import api_of, call, wait_for_metric
-from tests.server.raw_http import connect, leak, post
+from tests.server.raw_http import connect, post
 from tests.support.comparison import check, truth_of
 from tests.support.processes import alive
 from tests.support.timeouts import wait_until
@@ -76,6 +76,29 @@ def test_score_in_sglangs_body(api: Api, smollm: Path, apply_softmax: bool) -> N
     assert by_id.json["scores"][0] == pytest.approx(reply.json["scores"][0], abs=1e-6)
 
 
+def test_the_tokens_of_prompts_have_transformers_probabilities(api: Api, smollm: Path) -> None:
+    """Echo as lm-evaluation-harness asks for it: log-softmax of the whole sequence, and what is likeliest next."""
+    tokenizer, model = AutoTokenizer.from_pretrained(smollm), truth_of(smollm).model
+    texts = ["Is this a fruit? An apple is", "Is this a fruit? An apple is not", "苹果是水果。", "A"]
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    body = {"model": "any", "prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    reply = call(api, "/v1/completions", {**body, "prompt_logprobs": 0}).json
+    for prompt, text, choice in zip(prompts, texts, reply["choices"], strict=True):
+        with torch.inference_mode():
+            logs = model(torch.tensor([prompt])).logits[0].double().log_softmax(dim=-1)
+        following = [*prompt[1:], int(logs[-1].argmax())]
+        expected = logs[range(len(prompt)), following].tolist()
+        told = choice["logprobs"]
+        assert told["token_logprobs"][1:] == pytest.approx(expected, abs=2e-5)
+        assert choice["text"] == text + tokenizer.decode(following[-1:])
+        assert [max(top.values()) for top in told["top_logprobs"][1:]] == pytest.approx(
+            logs.max(dim=1).values.tolist(), abs=2e-5
+        )
+        ranks = (logs > logs[range(len(prompt)), following][:, None]).sum(dim=1) + 1
+        of_prompt = [next(iter(each.values()))["rank"] for each in choice["prompt_logprobs"][1:]]
+        assert of_prompt == ranks[:-1].tolist()
+
+
 def test_rerank_in_all_bodies(api: Api, relevance: np.ndarray) -> None:
     order = [int(index) for index in np.argsort(-relevance[:, 0])]
     p = relevance[:, 0]
@@ -107,30 +130,6 @@ def test_control_an_instruction_changes_the_scores(api: Api, relevance: np.ndarr
     body = {"query": QUERY, "texts": DOCUMENTS, "instruction": "Answer Yes to nothing but tools."}
     scores = {each["index"]: each["score"] for each in call(api, "/rerank", body).json}
     assert max(abs(scores[index] - p) for index, p in enumerate(relevance[:, 0])) > 1e-3
-
-
-BAD: list[tuple[str, Any, int, str]] = [
-    ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [10**7]}, 400, "label_token_ids"),
-    ("/v1/score", {"query": "a" * MAX_BODY}, 413, "the body is larger than"),
-    ("/v1/nothing", {}, 404, "/v1/nothing"),
-]
-
-
-@pytest.mark.parametrize(("path", "body", "status", "names"), BAD)
-def test_bad_requests_are_told_what_is_wrong(api: Api, path: str, body: Any, status: int, names: str) -> None:
-    reply = call(api, path, body, x_request_id="mine")
-    assert reply.status == status
-    assert names in reply.body.decode()
-    assert reply.headers["x-request-id"] == "mine"
-    assert leak(reply.body.decode()) == ""
-
-
-def test_errors_have_the_shape_of_their_family(api: Api) -> None:
-    assert call(api, "/v1/rerank", {}).json["error"]["type"] == "invalid_request_error"
-    assert set(call(api, "/v2/rerank", {}).json) == {"id", "message"}
-    assert call(api, "/rerank", {"texts": []}).json["error_type"] == "Validation"
-    assert call(api, "/rerank", {"documents": []}).json["error"]["code"] == "invalid_value"
-    assert call(api, "/v1/ranking", {}).json["object"] == "error"
 
 
 def test_compressed_bombs_do_not_explode(api: Api) -> None:

@@ -161,20 +161,6 @@ def test_a_forced_text_may_spell_the_end(api: Api) -> None:
     assert (answer["message"]["content"], answer["finish_reason"]) == (text, "stop")
 
 
-def test_a_conversation_with_calls_goes_on(api: Api) -> None:
-    call_made = {
-        "id": "call_1",
-        "type": "function",
-        "function": {"name": "look", "arguments": '{"what": "apple"}'},
-    }
-    messages = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call_made], "refusal": None, "audio": None},
-        {"role": "tool", "content": "a fruit", "tool_call_id": "call_1"},
-    ]
-    assert call(api, CHAT, {**BODY, "messages": messages, "max_tokens": 2}).status == 200
-
-
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_beside_a_form_of_the_answer_the_model_may_call(api: Api, choice: str) -> None:
     answer = {"name": "answer", "schema": {"enum": ["yes", "no"]}, "strict": True}

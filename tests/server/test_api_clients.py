@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from hiscore.checkpoint import published_name
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
 from hiscore.prompts.rerank import RerankPrompts
@@ -174,7 +175,7 @@ def test_chat_and_completions(api: Api, smollm: Path) -> None:
     for usage in answer["usage"]:
         assert 0 < usage["completion_tokens"] <= tokens
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    assert answer["models"] == [smollm.name]
+    assert answer["models"] == [published_name(smollm)]
     kinds = [kind for kind, _ in answer["errors"]]
     assert answer["errors"][0] == ["BadRequestError", "context_length_exceeded"]
     assert kinds[1:] == ["OpenAIContextOverflowError", *["ContextWindowExceededError"] * 2, "BadRequestError"]

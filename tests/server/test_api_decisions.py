@@ -127,6 +127,29 @@ def test_each_answer_is_transformers_own(api: Api, smollm: Path) -> None:
     assert decide(api, CLEAN, QUESTIONS)["usage"]["input_tokens_details"]["cached_tokens"] > 0
 
 
+def test_options_own_texts_are_answers_of_several_tokens(api: Api, smollm: Path) -> None:
+    asked = {"answer_by": "texts", "calibrated": False}
+    options = [("a refund", "the customer wants money"), ("praise for the shop", None), ("a hammer", None)]
+    texts, lines = [text for text, _ in options], ["a refund: the customer wants money", *dict(options[1:])]
+    (found, yes) = decide(api, CLEAN, [choice(options), QUESTIONS[0]], **asked)["answers"]
+    question = "\n".join(["What does it ask for?", *lines, "Answer only with the text of the best option."])
+    prompt = prompt_of(smollm, [{"role": "user", "content": CLEAN}], question)
+    expected, mass = answer_of(smollm, prompt, texts)
+    assert probabilities(found) == pytest.approx(expected, abs=EXACT)
+    assert found["label_mass"] == pytest.approx(mass, rel=1e-3)
+    # The control: each text's first token alone.
+    firsts, _ = answer_of(smollm, prompt, ["a ref", "praise", "a ham"])
+    assert np.abs(firsts - expected).max() > 10 * EXACT
+    (label,) = decide(api, CLEAN, [QUESTIONS[0]], calibrated=False)["answers"]
+    assert yes["probability"] == pytest.approx(label["probability"], abs=EXACT)
+    (same,) = decide(api, CLEAN, [choice(options)], normalize="bytes", **asked)["answers"]
+    roots = (expected * mass) ** (1 / np.array([*map(len, texts)]))
+    assert probabilities(same) == pytest.approx(roots / roots.sum(), abs=EXACT)
+    named = {"type": "choice", "instructions": "What does it ask for?", "criteria": dict(options)}
+    found = call(api, "/v1/systemone", {"state": CLEAN, "questions": {"x": named}, **asked}).json
+    assert list(found["answers"]["x"]["probabilities"].values()) == pytest.approx(expected, abs=EXACT)
+
+
 def test_systemone_answers_the_same(api: Api, plain: Api) -> None:
     questions = {
         "kind": {
@@ -373,16 +396,6 @@ def test_bad_requests_are_told_what_is_wrong(api: Api, route: str, sent: Any, na
     assert error["type"] == "invalid_request_error"
     assert error["request_id"] == reply.headers["x-request-id"] == "mine"
     assert leak(reply.body.decode()) == ""
-
-
-def test_rotations_are_bounded(api: Api) -> None:
-    many = [(f"{index}" + "x" * 150, None) for index in range(255)]
-    refused = call(api, "/v1/decisions", body(questions=[choice(many)], debias="rotations"))
-    assert refused.status == 400
-    assert f"at most {MAX_BODY}" in refused.json["error"]["message"]
-    small = [choice([(str(index), None) for index in range(255)], name=str(each)) for each in range(40)]
-    refused = call(api, "/v1/decisions", body(questions=small, debias="rotations"))
-    assert "10200 prompts" in refused.json["error"]["message"]
 
 
 def test_what_cannot_change_an_answer_is_accepted(api: Api) -> None:

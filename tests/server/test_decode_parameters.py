@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc
-from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
 from tests.server.conftest import StartServer
 from tests.server.generation import answers_of, over_grpc, tensors, whole
-from tests.support.tiny_models import CONTEXT
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
@@ -33,20 +31,6 @@ def test_one_response_holds_everything(decode: Server) -> None:
     assert answer["finish_reason"] == "length"
     assert answer["usage"] == [5, 0, 12]
     assert answer["matched_stop"] == ""
-
-
-def test_without_max_tokens_the_context_is_the_end(decode: Server) -> None:
-    prompt = [5] * (CONTEXT - 20)
-    assert whole(decode, {"input_ids": prompt}, **FREE)["usage"] == [CONTEXT - 20, 0, 20]
-
-
-def test_rendered_text_gets_no_special_tokens(decode: Server, tiny_lm: Path) -> None:
-    text = "Is this a fruit?"
-    tokenizer = AutoTokenizer.from_pretrained(tiny_lm)
-    bare = tokenizer(text, add_special_tokens=False)["input_ids"]
-    answer = whole(decode, {"text_input": text}, max_tokens=8, add_special_tokens=False, **FREE)
-    assert answer["usage"][0] == len(bare)
-    assert answer["output_ids"] == whole(decode, {"input_ids": bare}, max_tokens=8, **FREE)["output_ids"]
 
 
 def test_without_logprobs_their_outputs_are_empty_over_grpc(decode: Server) -> None:

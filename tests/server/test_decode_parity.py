@@ -15,6 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hiscore.launcher import Server
 from hiscore_client import ScoreClient
 from tests.server.conftest import StartServer
+from tests.server.wire import score_tokens
+from tests.support.comparison import check, truth_of
+from tests.support.decode_truth import DecodeTruth, near_best
+from tests.support.strategies import Tokens
+from tests.support.tiny_models import make
 
 pytestmark = pytest.mark.server
 
@@ -74,3 +79,25 @@ def test_a_chat_prompt_ends_its_turn_by_itself(decode: Server, smollm: Path) -> 
         chunks = list(client.generate(ids, max_tokens=200))
     assert chunks[-1].finish_reason == "stop"
     assert "Paris" in "".join(chunk.text for chunk in chunks)
+
+
+@pytest.mark.exhaustive
+def test_states_are_decoded_found_again_and_scored_beside(
+    start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Gated delta nets, whose prompts are found as far as a state was kept."""
+    checkpoint = make("qwen3-hybrid", tmp_path_factory.mktemp("hybrid"))
+    server, truth = start_server(checkpoint, max_streams=4), DecodeTruth(checkpoint, torch.float32)
+    beginning = np.arange(3, 153, dtype=np.int32)
+    cached = []
+    with ScoreClient(server.grpc_url) as client:
+        for end in (0, 1, 0):
+            ids = [*beginning.tolist(), 200 + end]
+            chunks = list(client.generate(ids, max_tokens=16, ignore_eos=True))
+            generated = [token for chunk in chunks for token in chunk.token_ids]
+            assert near_best(truth.follow(ids, generated[:-1]), generated).max() < NEAR_TIE
+            cached.append(chunks[-1].cached_tokens)
+    assert cached == [0, 128, 128]
+    call, labels = Tokens(beginning.tolist(), [[5, 6, 7], [8] * 70]), [5, 77, 401]
+    scores = score_tokens(server, call, labels, apply_softmax=True).scores
+    check(scores, truth_of(checkpoint).scores(call.query, call.items, labels, apply_softmax=True))

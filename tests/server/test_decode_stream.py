@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc
 from transformers import AutoTokenizer
 
 from hiscore.decoding.engine.stats import GAUGES
@@ -23,7 +22,7 @@ from hiscore.launcher import Server
 from hiscore_client import ScoreClient
 from tests.server import counters
 from tests.server.conftest import StartServer, settings_of
-from tests.server.generation import WAYS, Generation, grpc_stream, http_stream, over_grpc, tensors
+from tests.server.generation import WAYS, Generation, grpc_stream, http_stream, over_grpc
 from tests.server.leftovers import leftovers
 from tests.server.wire import Refused
 from tests.support.timeouts import TIMEOUT_S, wait_until
@@ -170,20 +169,6 @@ def test_parameters_that_are_not_utf8_are_refused(decode: Server) -> None:
         urllib.request.urlopen(request)
     assert refused.value.code == 400
     assert b"parameters are not valid UTF-8" in refused.value.read()
-
-
-def test_control_after_every_refusal_the_server_serves(decode: Server) -> None:
-    for inputs, parameters, _ in BAD.values():
-        with pytest.raises(Refused):
-            over_grpc(decode, inputs, **parameters)
-    assert over_grpc(decode, {"input_ids": PROMPT}, max_tokens=16, ignore_eos=True).reason == "length"
-
-
-def test_a_call_that_is_no_stream_is_refused_by_triton(decode: Server) -> None:
-    client = tritonclient.grpc.InferenceServerClient(decode.grpc_url)
-    with pytest.raises(tritonclient.grpc.InferenceServerException, match="decoupled"):
-        client.infer("decode", tensors({"input_ids": PROMPT}))
-    client.close()
 
 
 @pytest.mark.parametrize("way", [grpc_stream, http_stream])

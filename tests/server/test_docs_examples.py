@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,9 @@ from tests.support.client_environment import ROOT, run
 pytestmark = pytest.mark.server
 
 BLOCK = re.compile(r"^```(bash|sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "docs/api.md", *sorted((ROOT / "docs/api").glob("*.md"))]
+# The default model answers all but those of classifiers, which test_api_pooling calls.
+OF_ROUTES = sorted(page for page in (ROOT / "docs/api").glob("*.md") if page.name != "pooling.md")
+PAGES = [ROOT / "docs/api.md", *OF_ROUTES]
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -24,6 +28,27 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     ]
 
 
+RIGHT: Mapping[str, Callable[[Any], Mapping[str, float]]] = {
+    "rerank": lambda answer: {each["index"]: each["relevance_score"] for each in answer["results"]},
+    "decisions": lambda answer: {
+        "money": answer["answers"][0]["probability"],
+        answer["answers"][1]["choice"]: max(
+            each["probability"] for each in answer["answers"][1]["probabilities"]
+        ),
+        "annoyed": answer["answers"][2]["score"],
+    },
+    "systemone": lambda answer: {
+        "money": answer["answers"]["money"]["noul"],
+        answer["answers"]["times"]["choice"]: max(answer["answers"]["times"]["probabilities"].values()),
+        "annoyed": answer["answers"]["anger"]["score"],
+    },
+}
+"""Reads the first answer of a page that says what the default model answers."""
+EXPECTED: Mapping[str, Mapping[str | int, float]] = {
+    "rerank": {1: 0.53},
+    "decisions": {"money": 0.60, "twice": 0.54, "annoyed": 1.16},
+    "systemone": {"money": 0.60, "twice": 0.54, "annoyed": 1.25},
+}
 EXAMPLES = [
     pytest.param(language, text, id=f"{page.stem}-{index}-{language}")
     for page in PAGES
@@ -58,6 +83,15 @@ def test_an_example_works(api: Api, server: Server, language: str, text: str, tm
         if line:
             json.loads(line)
     assert done.stdout
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_default_model_answers_what_the_page_says(api: Api, name: str, tmp_path: Path) -> None:
+    page = ROOT / f"docs/api/{name}.md"
+    here = blocks(page)[0][1].replace("localhost:8080", api.url.removeprefix("http://"))
+    found = RIGHT[name](json.loads(run(["bash", "-euc", here], directory=tmp_path).stdout))
+    assert found == pytest.approx(EXPECTED[name], abs=0.006)  # rounded to hundredths, as the page has them
+    assert all(f"{value:.2f}" in page.read_text() for value in EXPECTED[name].values())
 
 
 def test_control_an_example_that_is_refused_is_noticed(api: Api, tmp_path: Path) -> None:

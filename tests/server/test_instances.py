@@ -3,21 +3,16 @@
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import tritonclient.grpc as triton
 
 from hiscore.launcher import Server
 from hiscore.launcher.repository import SHIPPED
 from perf.loadgen.exports import page
-from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
 from tests.server.counters import settled
-from tests.server.generation import Response, grpc_stream, over_grpc
+from tests.server.generation import grpc_stream, over_grpc
 from tests.support.decoding import checkpoint
 from tests.support.timeouts import wait_until
 
@@ -26,10 +21,8 @@ pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 SMALL = 12
 LONG = {"max_tokens": 30_000, "ignore_eos": True}
 """A minute of work or more: cancelled long before its end, however slow all else is."""
-MAX_STREAMS, MAX_QUEUE = 2, 1
 PROMPT = [token % 400 for token in range(300)]
 TOTAL = len(PROMPT) + 3 * SMALL
-MANY = 64
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +36,6 @@ def by_device(server: Server, metric: str) -> Counter[str]:
     line = rf'^{metric}\{{(?:[^}}]*,)?device="([^"]+)"[^}}]*\}} (\S+)$'
     found = re.findall(line, page(server.metrics_url), re.MULTILINE)
     return Counter({device: int(float(value)) for device, value in found})
-
-
-def present(server: Server) -> Counter[str]:
-    """Calls that wait or run on each instance; a waiting one may preempt one that has run for long."""
-    stages = ("waiting", "prefilling", "running", "preempted")
-    return sum((by_device(server, f"hiscore_decode_{stage}") for stage in stages), Counter())
 
 
 def in_turn(target: Path) -> Path:
@@ -86,61 +73,3 @@ def test_an_instance_that_is_busy_leaves_calls_to_one_that_is_not(
     # The control: in turn, the busy one gets small calls, too.
     control = start_server(long_llama, model_repository=in_turn(tmp_path / "models"), **settings)
     assert sorted(prompts_beside_a_long_call(control).values())[0] < 3 * SMALL
-
-
-def test_calls_are_refused_only_when_all_instances_are_full(
-    start_server: StartServer, long_llama: Path
-) -> None:
-    server = start_server(
-        long_llama, models="decode", cpu_instances=2, host_kv_bytes=2**28,
-        max_streams=MAX_STREAMS, max_queue=MAX_QUEUE,
-    )  # fmt: skip
-    devices, calls_each = ("cpu:0", "cpu:1"), MAX_STREAMS + MAX_QUEUE
-    with ThreadPoolExecutor(MANY) as pool, ExitStack() as held:
-
-        def call() -> Iterator[Response]:
-            return held.enter_context(grpc_stream(server, {"input_ids": PROMPT}, **LONG))
-
-        for _ in range(len(devices) * MAX_STREAMS):
-            next(call())
-        for _ in range(len(devices) * MAX_QUEUE):
-            call()
-        wait_until(lambda: present(server) == dict.fromkeys(devices, calls_each), lambda: present(server))
-        # One that has waited for long preempts another and leaves its place in the queue to one more.
-        first_responses: list[Future[Response]] = []
-
-        def is_refused() -> bool:
-            first_responses.append(pool.submit(next, call()))
-            errors = [each.exception() for each in first_responses if each.done()]
-            return any("the queue is full" in str(error) for error in errors)
-
-        wait_until(is_refused)
-
-
-def test_a_large_call_does_not_keep_small_ones_from_the_other_scorer(
-    start_server: StartServer, tiny_llama: Path
-) -> None:
-    server = start_server(
-        tiny_llama, models="scorer", cpu_instances=2, query_cache_bytes=2**24, max_batch_tokens=1_000
-    )
-    large, small, batches = 3_000, 1, "hiscore_batches_total"
-    settled(server)
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        while True:
-            before = by_device(server, "hiscore_items_total")
-            begun = by_device(server, batches).total()
-            done: list[object] = []
-            client.async_infer("scorer", inputs(large), lambda result, error: done.append(error or result))  # noqa: B023
-            wait_until(lambda: by_device(server, batches).total() > begun)  # noqa: B023
-            for _ in range(SMALL):
-                score(client, small)
-            in_time = not done
-            wait_until(lambda: bool(done))  # noqa: B023
-            assert not isinstance(done[0], Exception)
-            total = before.total() + large + SMALL * small
-            wait_until(lambda: by_device(server, "hiscore_items_total").total() == total)  # noqa: B023
-            if in_time:
-                break
-            large *= 2  # it has ended too early to tell
-    after = by_device(server, "hiscore_items_total")
-    assert sorted(after[device] - before[device] for device in after) == [SMALL * small, large]

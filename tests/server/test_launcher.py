@@ -15,7 +15,6 @@ from hiscore.launcher import choice as launcher_choice
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.ports import Ports
 from tests.server.conftest import StartServer, settings_of
-from tests.server.leftovers import leftovers, processes
 from tests.support.processes import alive
 from tests.support.tiers import first_of
 from tests.support.timeouts import wait_until
@@ -25,20 +24,6 @@ pytestmark = pytest.mark.server
 
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-@pytest.mark.exhaustive
-def test_three_starts_and_stops_leave_nothing(tiny_llama: Path, tmp_path: Path) -> None:
-    for _ in range(3):
-        with Server(settings_of(tiny_llama), tmp_path / "server.log") as server:
-            name = server.name
-            assert server.models == ("scorer", "decode")
-            # The control: what the check below does not find is there now.
-            assert server.pid in processes(name)
-            assert any(entry.startswith("/dev/shm/") for entry in leftovers(name))
-            assert server.ports.taken("127.0.0.1")
-        assert leftovers(name) == []
-        assert not server.ports.taken("127.0.0.1")
 
 
 @pytest.mark.exhaustive

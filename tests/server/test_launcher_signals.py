@@ -221,10 +221,10 @@ def test_a_signal_while_models_load_acts_at_once(
 
 
 def test_check_looks_at_everything_and_starts_nothing(tiny_lm: Path) -> None:
-    def check(**settings: str) -> "subprocess.CompletedProcess[str]":
+    def check(*arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
         environment = variables(tiny_lm, **settings)
         return subprocess.run(
-            [*LAUNCHER, "--check"],
+            [*LAUNCHER, *arguments],
             cwd=ROOT,
             env=environment,
             capture_output=True,
@@ -232,20 +232,26 @@ def test_check_looks_at_everything_and_starts_nothing(tiny_lm: Path) -> None:
             timeout=TIMEOUT_S,
         )
 
-    done = check()
+    done = check("--check")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "all checks passed: score, tokenizer, scorer, decode on cpu, nothing was started\n"
     for settings, code, message in (
-        ({"MODEL": "/nowhere"}, 1, "/nowhere"),
-        ({"DTYPE": "fp8"}, 1, "DTYPE is fp8, which needs a GPU"),
-        ({"SELECTOR": "dsa"}, 1, "SELECTOR is 'dsa'"),
+        ({"MODEL": "/nowhere"}, 2, "/nowhere"),
+        ({"DTYPE": "fp8"}, 2, "DTYPE is fp8, which needs a GPU"),
+        ({"SELECTOR": "dsa"}, 2, "SELECTOR is 'dsa'"),
+        ({"PROMPT_LABELS": "a"}, 2, "PROMPT_LABELS must be two texts"),
         (
             {"HTTP_PORT": "eighty"},
             2,
             "HTTP_PORT: Input should be a valid integer, unable to parse string as an integer, not 'eighty'",
         ),
     ):
-        done = check(**settings)
+        done = check("--check", **settings)
         assert (done.returncode, done.stdout) == (code, "")
         assert message in done.stderr
         assert "Traceback" not in done.stderr
+    alone = check("--check", API_BACKEND="localhost:1")
+    assert (alone.returncode, "the HTTP API alone" in alone.stdout) == (0, True), alone.stderr
+    # A start looks as well, and before it reads weights.
+    done = check(CALIBRATION=str(tiny_lm / "config.json"))
+    assert (done.returncode, "is no calibration" in done.stderr, "weights" in done.stderr) == (2, True, False)

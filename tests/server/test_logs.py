@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hiscore.launcher import Server
 from hiscore_client import InvalidRequest, ScoreClient
 from tests.server.conftest import StartServer
 from tests.server.generation import answers_of, tensors
-from tests.server.wire import post
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
@@ -59,7 +57,7 @@ def generate(server: Server, request_id: str) -> str:
 
 def test_a_refused_call_is_one_line_without_what_it_held(server: Server) -> None:
     calls = {
-        "by-label": (score(server, "by-label", labels=[LABEL]), "tokenizer", LABEL),
+        "by-label": (score(server, "by-label", labels=[LABEL, LABEL]), "tokenizer", LABEL),
         "by-ids": (score_ids(server, "by-ids"), "scorer", "987654321"),
         "by-stop": (generate(server, "by-stop"), "decode", STOP[1:20]),
     }
@@ -77,34 +75,10 @@ def test_a_refused_call_is_one_line_without_what_it_held(server: Server) -> None
 
 def test_an_id_from_outside_stays_in_its_line(server: Server) -> None:
     forged = 'forged"}\n{"request_id": "two"}'
-    score(server, forged, labels=[LABEL])
+    score(server, forged, labels=[LABEL, LABEL])
     (line,) = lines_of(server, "forged")
     assert line["request_id"] == forged
     assert not any(line.startswith('{"request_id"') for line in text_of(server).splitlines())
-
-
-def test_a_call_that_is_served_is_not_logged(server: Server) -> None:
-    with ScoreClient(server.grpc_url) as client:
-        client.score(QUERY, [ITEM], label_token_ids=[1], request_id="served")
-    assert lines_of(server, "served") == []
-
-
-def test_a_call_without_an_id_is_logged_too(server: Server) -> None:
-    before = len(lines_of(server, "a call was refused"))
-    with pytest.raises(Exception, match="'items' is missing"):
-        post(server, "score", json.dumps({"query": QUERY, "label_token_ids": [1]}).encode())
-    *_, last = found = lines_of(server, "a call was refused")
-    assert len(found) == before + 1
-    assert last["request_id"] == ""
-
-
-def test_people_get_a_line_of_text(lm: Server) -> None:
-    score(lm, "for people", labels=[LABEL])
-    (line,) = [line for line in text_of(lm).splitlines() if "for people" in line]
-    expected = "Z hiscore INFO hiscore.edge.error_log: a call was refused request_id='for people' "
-    when, found, _ = line.partition(expected)
-    assert found
-    assert datetime.fromisoformat(when)
 
 
 def launcher(**environment: str) -> tuple[int, list[dict[str, Any]]]:
@@ -122,7 +96,7 @@ def launcher(**environment: str) -> tuple[int, list[dict[str, Any]]]:
 
 def test_the_launcher_says_in_json_why_it_ends(tmp_path: Path) -> None:
     code, lines = launcher(MODEL=str(tmp_path / "nowhere"))
-    assert code == 1
+    assert code == 2
     assert lines[-1]["level"] == "ERROR"
     assert lines[-1]["logger"] == "hiscore.launcher"
     assert "nowhere" in lines[-1]["message"]

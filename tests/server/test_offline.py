@@ -5,41 +5,31 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 
 from hiscore.launcher import Server
 from hiscore_client import ScoreClient
-from hiscore_client.offline.job import Job, RunOptions, Task
 from hiscore_client.offline.output_directory import UNFINISHED
-from hiscore_client.offline.run import run
-from hiscore_client.offline.shards import Shard
-from hiscore_client.offline.worker import ShardResult, score_shard
 from tests.client.cli.command import COMMAND
 from tests.client.cli.command import run as run_command
-from tests.server.conftest import StartServer
-from tests.server.counters import counted, settled
+from tests.server.counters import counted
 from tests.server.gate import gate
-from tests.server.held import Holdable
 from tests.support.comparison import INVARIANCE
-from tests.support.timeouts import TIMEOUT_S, wait_until
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.exhaustive]
 
 LABELS = (" Yes", " No")
 OPTIONS = ["--id-column", "key", "--rows-per-shard", "5", "--workers", "2", "--in-flight", "4", "--softmax"]
 ROWS, SHARDS = 150, 30
-FEWER = 30
 # Rows that lack a column.
 BAD = {7: "query", 31: "items"}
 WRONG = {7: "the row needs 'query', a string", 31: "the row needs 'items', a string or a list of strings"}
@@ -109,10 +99,10 @@ def scoring_workers(job: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
-def assert_complete(table: list[dict[str, Any]], server: Server, rows: int = ROWS) -> None:
+def assert_complete(table: list[dict[str, Any]], server: Server) -> None:
     """One row for each of the input, in order, with the scores that a call by itself has."""
-    assert [row["row"] for row in table] == list(range(rows))
-    assert [row["id"] for row in table] == [f"row {number}" for number in range(rows)]
+    assert [row["row"] for row in table] == list(range(ROWS))
+    assert [row["id"] for row in table] == [f"row {number}" for number in range(ROWS)]
     with ScoreClient(server.grpc_url) as client:
         for number, row in enumerate(table):
             if number in BAD:
@@ -189,45 +179,3 @@ def test_killed_and_resumed_every_row_is_there_once(lm: Server, folder: Path) ->
 
 def part_of(number: int) -> str:
     return f"part-{number // 5:08}.parquet"
-
-
-def test_a_full_server_holds_the_job_back_and_loses_no_row(
-    start_server: StartServer, tiny_lm: Path, tmp_path: Path
-) -> None:
-    holdable = Holdable.make(tmp_path / "holdable")
-    server = start_server(
-        tiny_lm,
-        models="score,tokenizer,scorer",
-        model_repository=holdable.repository,
-        max_queue=1,
-        query_cache_bytes=2**24,
-        max_call_tokens=50_000,
-    )
-    table = [{"key": None, "query": None, "items": None, **make_row(number)} for number in range(FEWER)]
-    pq.write_table(pa.Table.from_pylist(table), tmp_path / "in.parquet", row_group_size=7)
-    task = Task(id_column="key", labels=LABELS, apply_softmax=True, rows_per_shard=10, output_format="jsonl")
-
-    def refused() -> int:
-        return sum(
-            value for (_, name), value in settled(server).items() if name == "nv_inference_request_failure"
-        )
-
-    def in_threads(job: Job, shards: list[Shard]) -> Generator[ShardResult, None, None]:
-        with ThreadPoolExecutor(len(shards)) as pool:
-            yield from pool.map(lambda shard: score_shard(job, shard), shards)
-
-    before = refused()
-    options = RunOptions((server.grpc_url,), in_flight=6)
-    with ThreadPoolExecutor(1) as pool:
-        # The test is one of a full server only if it has turned calls away.
-        with holdable.held():
-            job = pool.submit(
-                run, tmp_path / "in.parquet", tmp_path / "out", task, options, score_shards=in_threads
-            )
-            wait_until(lambda: refused() > before or job.done())
-        summary = job.result()
-    assert refused() > before
-    assert (summary.rows, summary.errors) == (FEWER, 1)
-    files = sorted((tmp_path / "out").glob("part-*"))
-    lines = [line for file in files for line in file.read_text().splitlines()]
-    assert_complete([json.loads(line) for line in lines], server, FEWER)

@@ -1,6 +1,5 @@
 """A plain tritonserver loads the repository as it stands: settings, checkpoints, models that come and go."""
 
-import json
 import os
 import re
 import signal
@@ -20,7 +19,6 @@ import tritonclient.http
 
 from hiscore.launcher.repository import CONFIG, SHIPPED
 from tests.server import generation
-from tests.server.analyzer import drive
 from tests.server.footprint import footprint, grown
 from tests.server.plain import PlainTriton, plain_triton
 from tests.server.test_score_parity import CASES, LABELS, truth
@@ -103,7 +101,8 @@ def test_two_checkpoints_score_beside_each_other(
 def test_the_ensemble_hands_ids_and_delimiters_from_step_to_step(plain: PlainTriton) -> None:
     tokenizer, scorer = plain.config_of("score")["ensemble_scheduling"]["step"]
     assert (tokenizer["model_name"], scorer["model_name"]) == ("tokenizer", "scorer")
-    assert set(scorer["input_map"]) == {"input_ids", "delimiter_indices", "label_token_ids"}
+    handed = {"input_ids", "delimiter_indices", "label_token_ids"}
+    assert set(scorer["input_map"]) == handed
     assert set(scorer["input_map"].values()) == set(tokenizer["output_map"].values())
 
 
@@ -196,7 +195,10 @@ def test_an_owner_of_shared_weights_stays_until_the_last_user_is_unloaded(plain:
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"MAX_ITMES": "3"}, "parameter 'MAX_ITMES' of config.pbtxt is none of LOG_FORMAT, MAX_CALL_TOKENS"),
+        (
+            {"MAX_ITMES": "3"},
+            "parameter 'MAX_ITMES' of config.pbtxt is none of ADAPTERS, LOG_FORMAT, MAX_CALL_TOKENS",
+        ),
         ({"MAX_ITEMS": "none"}, "MAX_ITEMS: Input should be a valid integer"),
         ({"MODEL": "/no/such/directory"}, "no model '/no/such/directory'"),
     ],
@@ -239,22 +241,6 @@ def test_an_example_of_tritonclient_runs(example: str, port: int, says: str, pla
     command = [sys.executable, str(EXAMPLES / f"{example}.py"), f"127.0.0.1:{plain.ports[port]}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert re.search(says, done.stdout), done.stdout + done.stderr
-
-
-@pytest.mark.exhaustive
-def test_perf_analyzer_sends_by_shared_memory_and_drives_classify(
-    plain: PlainTriton, perf_analyzer: list[str], tmp_path: Path
-) -> None:
-    by_memory = ("--shared-memory=system", "--output-shared-memory-size=65536")
-    drive(perf_analyzer, plain, "scorer", tmp_path / "scorer.csv", *by_memory)
-    for way in ("grpc", "http"):
-        with pytest.raises(AssertionError, match="does not support optional inputs"):
-            drive(perf_analyzer, plain, "score", tmp_path / "score.csv", *by_memory, way=way)
-        data = tmp_path / "classify.json"
-        labels = {"content": [5, 9, 7], "shape": [3]}
-        calls = [{"text": [text], "label_token_ids": labels} for text in ("It is an apple", "A hammer")]
-        data.write_text(json.dumps({"data": calls}))
-        drive(perf_analyzer, plain, "classify", tmp_path / "classify.csv", way=way, data=data)
 
 
 def test_a_model_that_dies_stays_dead_and_the_others_go_on(plain: PlainTriton) -> None:

@@ -73,10 +73,10 @@ SCORER: dict[str, Case] = {
 SCORE: dict[str, Case] = {
     **PARAMETERS,
     "no label": ({"label_token_ids": None}, {}, r"exactly one of 'labels' and 'label_token_ids' .*neither"),
-    "label of two tokens": (
-        {"label_token_ids": None, "labels": [" Yes", " Yes No"]},
+    "label of no token": (
+        {"label_token_ids": None, "labels": [" Yes", ""]},
         {},
-        r"label ' Yes No' is 2 tokens: a label must be exactly one",
+        r"label '' is 0 tokens: a label needs at least one",
     ),
     "query and item empty": ({"query": [""], "items": ["a", ""]}, {}, r"the query and item 1 are both empty"),
     "beyond the context": ({"query": ["7" * 4_000], "items": ["1", "1" * 97]}, {}, TOO_LONG),

@@ -10,6 +10,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
+from tests.server.api import api_of, call
 from tests.server.conftest import StartServer
 from tests.server.wire import WAYS, Refused, score_texts, score_tokens
 from tests.support import tiny_models, tiny_tokenizers
@@ -24,7 +25,11 @@ QUERY, ITEMS = "Is it a fruit? It is", [" an apple", "n't", "", " 19 hammers"]
 OPTIONS = [{}, {"apply_softmax": True, "temperature": 0.7}]
 
 
-@pytest.fixture(scope="module", params=[("qwen3", 1), ("gemma2", 3)], ids=["one-logit", "three-logits"])
+@pytest.fixture(
+    scope="module",
+    params=[("qwen3", 1), ("gemma2", 3), ("llama-mean", 1)],
+    ids=["one-logit", "three-logits", "both-ways"],
+)
 def columns(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
@@ -117,6 +122,23 @@ def test_probabilities_are_of_one_item(classifier: Server) -> None:
         pytest.raises(InferenceServerException, match="'probabilities' are of one item, not of 2"),
     ):
         client.infer("scorer", [ids, places, labels], outputs=[InferRequestedOutput("probabilities")])
+
+
+def test_nims_route_asks_nims_reranker_by_its_own_template(
+    classifier: Server, checkpoint: Path, columns: tuple[str, int], tmp_path: Path
+) -> None:
+    if columns[0] != "llama-mean":
+        pytest.skip("another family")
+    # This tokenizer names no token as the beginning of a text.
+    texts = [f"question:{QUERY} \n \n passage:{item}" for item in ITEMS]
+    expected = truth_of(checkpoint).scores([], tokenizer_of(checkpoint)(texts)["input_ids"])[:, 0]
+    passages = [{"text": item} for item in ITEMS]
+    with api_of(classifier, tmp_path / "api.log") as api:
+        answer = call(api, "/v1/ranking", {"query": {"text": QUERY}, "passages": passages}).json
+    found = {each["index"]: each["logit"] for each in answer["rankings"]}
+    # A logit on the wire is of a float32 probability.
+    np.testing.assert_allclose([found[index] for index in range(len(ITEMS))], expected, atol=1e-3)
+    assert np.ptp(expected) > 0.1
 
 
 def test_a_text_stands_for_query_and_item(classifier: Server) -> None:

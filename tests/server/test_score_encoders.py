@@ -138,40 +138,6 @@ def test_decode_is_left_out_by_name(encoder: Server) -> None:
     assert "has no head for tokens" in encoder.left_out["decode"]
 
 
-def test_rerank_over_http(encoder: Server, checkpoint: Path, name: str, tmp_path: Path) -> None:
-    """Ranked by the one logit; a classifier of several labels has no relevance."""
-    query, documents = QUERY, ["an apple", "", "12 nails and a hammer", "an apple"]
-    with api_of(encoder, tmp_path / "api.log") as api:
-        reply = call(api, "/v1/rerank", {"query": query, "documents": documents})
-        if SERVED[name] > 1:
-            assert reply.status == 400
-            assert f"a classifier of {SERVED[name]} labels" in reply.body.decode()
-            return
-        logits = truth_of(checkpoint).scores(query, documents)[:, 0]
-        p = 1 / (1 + np.exp(-logits))
-        order = np.argsort(-logits, kind="stable").tolist()
-        found = reply.json["results"]
-        check(np.array([each["relevance_score"] for each in found]), p[[each["index"] for each in found]])
-        assert sorted(each["index"] for each in found) == [0, 1, 2, 3]
-        assert logits[[each["index"] for each in found]].tolist() == pytest.approx(logits[order].tolist())
-        # The body of Text Embeddings Inference, and pairs with a query each.
-        ranks = call(api, "/rerank", {"query": query, "texts": documents, "raw_scores": True}).json
-        check(np.array([each["score"] for each in ranks]), logits[[each["index"] for each in ranks]])
-        pairs = {"text_1": ["a", query, "a"], "text_2": documents[:3]}
-        data = call(api, "/score", pairs).json["data"]
-        each_alone = [
-            truth_of(checkpoint).scores(*pair)[0, 0] for pair in (("a", ["an apple"]), (query, [""]))
-        ]
-        each_alone.append(truth_of(checkpoint).scores("a", documents[2:3])[0, 0])
-        check(np.array([each["score"] for each in data]), 1 / (1 + np.exp(-np.array(each_alone))))
-        # A caller's text forms no special token, as it may in `score`.
-        forged = f"an apple {truth_of(checkpoint).tokenizer.sep_token} 12 nails"
-        reply = call(api, "/rerank", {"query": query, "texts": [forged], "raw_scores": True})
-        assert abs(reply.json[0]["score"] - truth_of(checkpoint).scores(query, [forged])[0, 0]) > 1e-3
-        refused = call(api, "/v1/rerank", {"query": query, "documents": ["x"], "instruction": "find fruit"})
-        assert (refused.status, "'instruction' has no place" in refused.body.decode()) == (400, True)
-
-
 def test_score_and_rerank_go_by_tokenizer_json(
     encoder: Server, checkpoint: Path, name: str, tmp_path: Path
 ) -> None:

@@ -1,14 +1,17 @@
 """Scores of texts, through the whole chain, equal transformers run on ``tokenizer(query + item)``."""
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
+from hiscore_client import ScoreClient
 from tests.server.wire import WAYS, score_texts, score_tokens
 from tests.support.comparison import check, truth_of
 from tests.support.strategies import Tokens
@@ -63,6 +66,39 @@ def test_cases_merge_over_the_boundary(smollm: Path) -> None:
             for first, last in ([(item, query) if item_first else (query, item) for item in items])
         ]
         assert any(whole != parts for whole, parts in joined), case
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+def test_labels_of_several_tokens_are_read_as_they_follow_the_prompt(
+    item_first: bool, server: Server, smollm: Path
+) -> None:
+    """By text and by ids: log-softmax on the whole text, one at a time."""
+    query, items = "Is it relevant? It is", [" said that an apple is", " a hammer:", ""]
+    labels = [" relevant", " not relevant", " not at all", " Yes"]
+    tokenizer, model = tokenizer_of(smollm), truth_of(smollm).model
+    expected, pieces = np.empty((len(items), len(labels))), {}
+    for (row, item), (column, label) in product(enumerate(items), enumerate(labels)):
+        prompt = tokenizer(item + query if item_first else query + item)["input_ids"]
+        whole = tokenizer((item + query if item_first else query + item) + label)["input_ids"]
+        assert whole[: len(prompt)] == prompt
+        pieces[label] = whole[len(prompt) :]
+        with torch.inference_mode():
+            logs = model(torch.tensor([whole])).logits[0, len(prompt) - 1 : -1].double().log_softmax(dim=-1)
+        expected[row, column] = logs[range(len(logs)), pieces[label]].sum()
+    lengths = [*map(len, pieces.values())]
+    assert max(lengths) > 1
+    flat = [token for piece in pieces.values() for token in piece]
+    by_bytes = expected / [len(label) for label in labels]
+    with ScoreClient(server.grpc_url) as client:
+        options = {"item_first": item_first, "log_scores": True}
+        by_text = client.score(query, items, labels=labels, **options)
+        by_ids = client.score(query, items, label_token_ids=flat, label_lengths=lengths, **options)
+        over_bytes = client.score(query, items, labels=labels, normalize="bytes", **options)
+        plain = client.score(query, items, labels=labels, apply_softmax=True, item_first=item_first)
+    for found, truths in ((by_text, expected), (by_ids, expected), (over_bytes, by_bytes)):
+        np.testing.assert_allclose(found.scores, truths, atol=3 * 2e-5, rtol=0)
+    powers = np.exp(expected - expected.max(axis=1, keepdims=True))
+    check(plain.scores, powers / powers.sum(axis=1, keepdims=True))
 
 
 def test_the_real_models_labels_can_be_ids_and_softmax_is_over_them(server: Server, smollm: Path) -> None:

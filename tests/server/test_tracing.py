@@ -84,8 +84,8 @@ def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def refuse(client: ScoreClient) -> None:
-    with pytest.raises(InvalidRequest, match="must be exactly one"):
-        client.score(QUERY, ITEMS, labels=[SEVERAL_TOKENS], request_id="refused")
+    with pytest.raises(InvalidRequest, match="are the same tokens"):
+        client.score(QUERY, ITEMS, labels=[SEVERAL_TOKENS, SEVERAL_TOKENS], request_id="refused")
 
 
 def wait_for_export(got: list[bytes], request_id: str, seconds: float = 12.0) -> bool:

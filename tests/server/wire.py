@@ -150,14 +150,13 @@ def score_tokens(
     labels: Sequence[int] = (),
     way: str = "grpc",
     columns: int | None = None,
-    model: str = "scorer",
     **parameters: Any,
 ) -> Answer:
-    """A call of `scorer`, or of a model of a fleet."""
+    """A call of `scorer`."""
     ids, indices = lay_out(MultiItemPrompt.of(tokens.query, tokens.items))
     inputs = {
         "input_ids": ids.tolist(),
         "delimiter_indices": indices.tolist(),
         "label_token_ids": list(labels),
     }
-    return score(server, model, inputs, (len(tokens.items), columns or len(labels)), way, **parameters)
+    return score(server, "scorer", inputs, (len(tokens.items), columns or len(labels)), way, **parameters)

@@ -38,7 +38,14 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/ranking": [{"query": {"text": "a fruit"}, "passages": [{"text": "an apple"}, {"text": "a hammer"}]}],
     "/v1/completions": [{"prompt": "a fruit"}],
+    "/tokenize": [{"prompt": "a fruit"}, {"messages": MESSAGES}],
+    "/detokenize": [{"tokens": [5, 6], "model": "any"}],
     "/v1/chat/completions": [{"messages": MESSAGES}],
 }
 """By path. A new route gets its row here, and with it all the tests of bad input."""
 CASES = [(path, body) for path, bodies in BODIES.items() for body in bodies]
+
+
+def posted(description: Any) -> list[str]:
+    """The routes that take a body."""
+    return [path for path, methods in description["paths"].items() if "post" in methods]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hiscore.layers.torch_ops import TorchOps
+from hiscore.layers.ops import Ops
 from hiscore.prefill import cuda_runner
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.scorer import Scorer
@@ -64,14 +64,17 @@ def use_cuda_runner(
     """
     launch_on_cpu(monkeypatch, around)
     runner = scorer.runner
-    use_runner(scorer, CudaRunner(runner._decoder, runner.pool.shape[1], max_rows, in_slices=in_slices))
+    states = runner._pools.states
+    slots = 0 if states is None else states.states.shape[1]
+    sizes = runner.pool.shape[1], max_rows
+    use_runner(scorer, CudaRunner(runner._decoder, *sizes, in_slices=in_slices, states=slots))
     return scorer.runner
 
 
 def launch_on_cpu(monkeypatch: pytest.MonkeyPatch, around: Around = nullcontext) -> None:
     """Let `CudaRunner` compute on the CPU. For the arguments see `use_cuda_runner`."""
     monkeypatch.setattr(cuda_runner, "GraphCapture", lambda device: Capture(around))
-    monkeypatch.setattr(cuda_runner, "TritonOps", TorchOps)
+    monkeypatch.setattr(cuda_runner, "TritonOps", Ops)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     properties = SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

@@ -41,7 +41,7 @@ def prompt_of(checkpoint: Path, messages: Sequence[dict[str, str]], question: st
 
 
 def answer_of(checkpoint: Path, prompt: str, labels: Sequence[str]) -> tuple[np.ndarray, float]:
-    """The probabilities of the labels' tokens behind the prompt, and their mass in the whole vocabulary.
+    """The probabilities of the labels' tokens behind the prompt, of several their product, and their mass.
 
     Args:
         checkpoint: Its directory.
@@ -51,11 +51,20 @@ def answer_of(checkpoint: Path, prompt: str, labels: Sequence[str]) -> tuple[np.
     tokenizer = tokenizer_of(checkpoint)
     special = tokenizer.chat_template is None
     ids = tokenizer(prompt, add_special_tokens=special)["input_ids"]
-    tokens = []
+    truth, tokens = truth_of(checkpoint), []
     for label in labels:
-        *same, token = tokenizer(prompt + label, add_special_tokens=special)["input_ids"]
-        assert same == ids
-        tokens.append(token)
+        whole = tokenizer(prompt + label, add_special_tokens=special)["input_ids"]
+        assert whole[: len(ids)] == ids
+        tokens.append(tuple(whole[len(ids) :]))
     assert len(set(tokens)) == len(labels)
-    over_all = truth_of(checkpoint).scores([], [ids], tokens)[0]
+    if all(len(each) == 1 for each in tokens):
+        over_all = truth.scores([], [ids], [token for (token,) in tokens])[0]
+    else:
+        # Each token given those before it, one forward of the whole text for each.
+        over_all = np.array(
+            [
+                np.prod([truth.scores([], [[*ids, *each[:at]]], [each[at]])[0, 0] for at in range(len(each))])
+                for each in tokens
+            ]
+        )
     return over_all / over_all.sum(), float(over_all.sum())

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiscore.arrays import divided
+from hiscore.decoding.interface.worker import NO_PAGES, Admission
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
@@ -88,10 +90,12 @@ class KnownCache:
         everything = torch.arange(length)
         self._to_host(seq_index, everything)
         ring = np.zeros(len(host_pages) if shape.windowed else 0, np.int32)
-        seeds = admit(self.cache, seq_index, length, host_pages, device_pages, full, ring)
-        offsets = torch.arange(shape.page_size)
-        seeded = (seeds.pages[:, None] * shape.page_size + offsets).flatten()
-        into = (seeds.device_pages[:, None] * shape.page_size + offsets).flatten()[seeded < length]
+        held = (each.int().numpy() for each in (host_pages, device_pages))
+        admission = Admission(seq_index, length, *held, NO_PAGES, full, None, ring)
+        seeded, into = (
+            torch.from_numpy(divided(pages, shape.page_size)) for pages in admit(self.cache, admission)
+        )
+        into = into[seeded < length]
         host_slots = (
             host_pages[everything // shape.page_size] * shape.page_size + everything % shape.page_size
         )

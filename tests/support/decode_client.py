@@ -74,8 +74,8 @@ class Client:
 
 def assert_pools_are_free(engine: DecodeEngine) -> None:
     pools, stats = engine._scheduler.blocks, engine.stats()
-    every = (pools.seq_indices, pools.host, pools.device, pools.staging, pools.windows.pool)
-    assert [pool.num_used for pool in every] == [0] * 5
+    every = (pools.seq_indices, pools.host, pools.device, pools.staging, pools.windows.pool, pools.states)
+    assert [pool.num_used for pool in every] == [0] * 6
     assert engine._scheduler.idle
     assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
     assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)

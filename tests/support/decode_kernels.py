@@ -3,13 +3,16 @@
 import copy
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
+from hiscore.decoding.worker.sampling_options import OPTIONS, fill_options
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -22,6 +25,33 @@ SHAPE = CacheShape(
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def padded_options(rows: int, seq_indices: np.ndarray, sampling: SamplingBatch) -> np.ndarray:
+    """Sampling options of a step, with padding: float64 [OPTIONS, rows]."""
+    options = np.zeros((OPTIONS, rows))
+    fill_options(options, seq_indices, sampling)
+    return options
+
+
+def sample_rows(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    uniforms: Tensor,
+    min_p: Tensor,
+    block: int | None = None,
+    listed: int = 1_024,
+) -> Tensor:
+    """Draw tokens of rows by kernels, as `sampler.sample` does in PyTorch."""
+    from hiscore.decoding.worker.triton_sampler import draw
+
+    options = logits.new_zeros((OPTIONS, len(logits)), dtype=torch.float64)
+    options[:2] = -1
+    for place, values in enumerate((temperature, top_k, top_p, uniforms, min_p), start=2):
+        options[place] = values
+    return draw(logits, options, None, block, listed)
 
 
 def attention_shape(cache: CacheShape, group: int, **changed: object) -> AttentionShape:

@@ -118,22 +118,6 @@ def pin_again(rank: Rank) -> None:
     vars(parts)["KVCache"] = KVCache
 
 
-def spoil_what_is_kept(rank: Rank, which: int) -> None:
-    """From now on what a rank finds of a prompt that begins like another is wrong."""
-    if rank.shard.rank == which:
-        worker = rank.held[PLACE]
-        fetch = worker.fetch
-
-        def spoil(prefix: Any, **options: Any) -> None:
-            with torch.inference_mode():
-                worker._cache.host_kv += 1
-                worker._cache.dense_kv += 1
-                worker._cache.buffer += 1
-            fetch(prefix, **options)
-
-        worker.fetch = spoil
-
-
 def fail_to_sample(rank: Rank, which: tuple[int, ...], at: int) -> None:
     """Some ranks have no memory to sample the first row of a launch, counted from now on."""
     if rank.shard.rank in which:

@@ -59,9 +59,11 @@ KINDS: tuple[dict[str, Any], ...] = (
         "lru_pages": 2, "ring_pages": 1, "device_pages": 16, "reserved_pages": 8, "window_pages": 8,
         "window_ring": 3, "window": 30,
     },
+    {"resident_if_it_fits": True, "state_slots": 4},
+    {"dense": True, "prompts_in": "dense", "page_size": STAGING_PAGE_SIZE, "staging_pages": 0, "state_slots": 7},
 )  # fmt: skip
 """Of `CacheConfig`: sequences select, attend to everything, or do both in turn; the latter two also without a
-staging pool, and with layers that keep a window only."""
+staging pool, with layers that keep a window only, and with recurrent ones."""
 
 
 def preempt_after(steps: int) -> PreemptionPolicy:
@@ -115,6 +117,7 @@ class Held:
     host: Int32 = field(default_factory=lambda: NO_PAGES)
     device: Int32 = field(default_factory=lambda: NO_PAGES)
     window: Int32 = field(default_factory=lambda: NO_PAGES)
+    state_slot: int = -1
     unread: int = 0  # launches whose result has not been read
 
 
@@ -155,6 +158,8 @@ class HashWorker:
         self._staging = np.full(cache_config.prompt_pages * STAGING_PAGE_SIZE, POISON, np.int32)
         self._host = np.full(cache_config.host_pages * cache_config.page_size, POISON, np.int32)
         self._window = np.full(cache_config.window_pages * cache_config.page_size, POISON, np.int32)
+        # Traces of the tokens before each state.
+        self._states = np.full(cache_config.state_slots, POISON, np.int32)
         self._newest = np.full(cache_config.max_sequences, POISON, np.int32)
         self._tails: dict[int, dict[int, int]] = {}  # of each sequence: what has not landed, by position
 
@@ -199,6 +204,8 @@ class HashWorker:
         def work() -> None:
             slots = _slots(prefix.staging_pages, STAGING_PAGE_SIZE)[: prefix.tokens]
             self._staging[slots[missing]] = self._on_host(prefix.source_pages)[missing]
+            if self.cache_config.state_slots:
+                self._states[prefix.state_slot] = self._states[prefix.source_state]
             tokens = self._staging[slots]
             self._tails[seq_index] = {at: int(tokens[at]) for at in np.flatnonzero(own).tolist()}
             if own.any():
@@ -246,7 +253,7 @@ class HashWorker:
         self._own("device", seq_index, admission.device_pages)
         self._own_windows(seq_index, 0, admission.window_pages)
         self._indexed |= {*held.host.tolist()}
-        held.length = length
+        held.length, held.state_slot = length, admission.state_slot
 
         def work() -> None:
             if restored:
@@ -305,12 +312,14 @@ class HashWorker:
         pages = [self.sequences[seq_index].host for seq_index in seq_indices]
         in_place = [self._in_place(self.sequences[seq_index]) for seq_index in seq_indices]
         windows = [self.sequences[seq_index].window for seq_index in seq_indices]
+        states = [self.sequences[seq_index].state_slot for seq_index in seq_indices]
 
         def work() -> list[int]:
             tokens = self._decode(rows, pages)
             for row, position in enumerate(rows.positions.tolist()):
                 self._see_window(windows[row], position, self._fed[row])
                 self._see_in_place(in_place[row], position, self._fed[row])
+                self._go_on_from_state(states[row], position, self._fed[row])
             return tokens
 
         return self._launch("step", seq_indices, work)
@@ -370,6 +379,10 @@ class HashWorker:
         for chunk in chunks:
             slots = _slots(chunk.staging_pages, STAGING_PAGE_SIZE)
             self._staging[slots[chunk.start : chunk.end]] = chunk.tokens
+            self._go_on_from_state(chunk.state_slot, chunk.start, self._staging[slots[: chunk.end]])
+            for place, slot in chunk.snapshots.items():
+                self._check(chunk.start < place <= chunk.end, "a snapshot of other tokens")
+                self._states[slot] = traces(self._staging[slots[:place]])[-1]
             self._fill_window(chunk, self._staging[slots[: chunk.end]])
             if len(chunk.host_pages):
                 self._offload(chunk, self._staging[slots[: chunk.end]].tolist())
@@ -409,6 +422,13 @@ class HashWorker:
         token = next_token(tokens, float(sampling.temperature[row]), float(sampling.uniforms[row]))
         self._newest[seq_index] = token
         return token
+
+    def _go_on_from_state(self, slot: int, start: int, tokens: Int32) -> None:
+        """The state of a sequence has seen its first `start` tokens, and then sees all of them."""
+        if self.cache_config.state_slots:
+            seen = traces(tokens)
+            self._check(not start or self._states[slot] == seen[start - 1], "not the state before a token")
+            self._states[slot] = seen[-1]
 
     def _see_before(self, chunk: PrefillChunk) -> None:
         """All rows see the window before them."""

@@ -1,6 +1,5 @@
 """Decode workers over tiny random checkpoints."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,16 @@ from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import NO_PAGES, Admission, Growth, PrefillChunk
 from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.sparse.selectors import QUEST_DENSE_LAYERS, SELECTORS
-from hiscore.decoding.worker.build import build_worker
 from hiscore.decoding.worker.device_queues import Queue
+from hiscore.decoding.worker.parts import Build, load_parts, worker_of_parts
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.device.copies import upload
 from hiscore.parallel.group import Group
+from hiscore.parallel.rank import Rank
+from hiscore.server.server_resources import ServerResources
 from hiscore.settings import CacheSettings, PrefixCaching
 from tests.support import decode_cache, tiny_dsa, tiny_models
+from tests.support.checkpoints import edited_config
 
 CONTEXT = 512
 # More than any pool of these sizes can take: the context and the number of sequences bound the pools.
@@ -34,11 +36,10 @@ def checkpoint(name: str, directory: Path, **changes: Any) -> Path:
     changes: to its config.json, the weights stay as they are.
     """
     kind = tiny_dsa if name in tiny_dsa.FAMILIES else tiny_models
-    path = kind.make(name, directory / name) / "config.json"
-    config = json.loads(path.read_text())
-    config.get("text_config", config).update({"max_position_embeddings": CONTEXT, **changes})
-    path.write_text(json.dumps(config))
-    return path.parent
+    made: Path = kind.make(name, directory / name)
+    with edited_config(made) as config:
+        config.get("text_config", config).update({"max_position_embeddings": CONTEXT, **changes})
+    return made
 
 
 def build(
@@ -71,9 +72,9 @@ def build(
     )  # type: ignore[arg-type]  # fmt: skip
     memory = MemoryBudget(BYTES, BYTES, sequences)
     with mock.patch.dict(SELECTORS, kinds):
-        worker = build_worker(
-            path, settings, memory, torch.device(device), dtype, chunk, group=group, keeps_fp8=keeps_fp8
-        )
+        what = Build(settings, path, dtype, chunk, keeps_fp8)
+        rank = Rank(torch.device(device), group or Group())
+        worker = worker_of_parts(load_parts(what, memory, rank, ServerResources()), rank.group)
     if poison:
         with torch.inference_mode():
             shape = worker._cache.shape
@@ -146,14 +147,6 @@ class WindowPages:
                 self._held[first] = host[:left], window[:left]
                 return window[left:]
         return NO_PAGES
-
-
-@torch.inference_mode()
-def spoil(worker: CacheWorker, token: int) -> None:
-    """Set a token's embedding to NaN; for a checkpoint whose head is not a view of it."""
-    weights = worker._model._decoder.weights
-    assert weights.embedding.data_ptr() != weights.head.data_ptr()
-    weights.embedding[token] = math.nan
 
 
 def prompt(length: int, seed: int = 0, vocabulary: int = tiny_dsa.VOCABULARY) -> np.ndarray:

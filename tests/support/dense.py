@@ -9,7 +9,7 @@ from hiscore.attention.metadata import Forward
 
 
 def dense_attention(
-    forward: Forward, shape: AttentionShape, window: int | None, qkv: Tensor, pool: Tensor, layer: int = 0
+    forward: Forward, shape: AttentionShape, window: int | None, qkv: Tensor, pool: Tensor
 ) -> Tensor:
     """softmax over [T, pool slots + T] with everything hidden that the rule hides.
 
@@ -37,5 +37,5 @@ def dense_attention(
     weights = logits.exp()
     total = weights.sum(-1, keepdim=True)
     if shape.sinks is not None:
-        total = total + shape.sinks[layer].double().cpu().exp()[:, None, None]
+        total = total + shape.sinks[0].double().cpu().exp()[:, None, None]
     return torch.einsum("hts,shd->thd", weights / total, v).flatten(1)

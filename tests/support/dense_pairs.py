@@ -41,6 +41,8 @@ def dense_pairs(
     seen = segment[:, None] == segment
     if (reach := shape.reaches[layer]) is not None:
         seen &= distance.abs() <= reach
+    if shape.causal:
+        seen &= distance >= 0
     logits = q @ k.mT
     if relative is not None and shape.relative_rows is not None:
         at = shape.relative_rows.cpu()[(distance + shape.farthest).clamp(0, 2 * shape.farthest)].long()

@@ -6,7 +6,7 @@ import numpy as np
 
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.prompts.truncation import CutPairs
+from hiscore.prompts.truncation import CutPrompts
 from hiscore.scoring.requests.request import MultiItemPrompt
 from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.text.encoding_plan import EncodingPlan, TextRequest
@@ -51,7 +51,7 @@ def sequences(prompt: MultiItemPrompt) -> list[list[int]]:
     return [[*query.tolist(), *item.tolist()] for item in items[:-1]]
 
 
-def ids_of_pairs(pairs: CutPairs) -> list[list[int]]:
+def ids_of_pairs(pairs: CutPrompts) -> list[list[int]]:
     """Whole prompts, in the order of the request."""
     found = {
         row: [*each.query, *item]

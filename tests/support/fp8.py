@@ -44,9 +44,9 @@ class EmulatedLinear:
         return out if self._bias is None else out + self._bias.bfloat16()
 
 
-def emulated_scorer(checkpoint: Path, max_batch_tokens: int = 1_024) -> Scorer:
+def emulated_scorer(checkpoint: Path) -> Scorer:
     """A scorer on the CPU in bfloat16 whose projections are emulated from the float32 weights."""
-    scorer = load_decoder_scorer(checkpoint, "cpu", "bfloat16", max_batch_tokens, query_cache_bytes=0)
+    scorer = load_decoder_scorer(checkpoint, "cpu", "bfloat16", 1_024, query_cache_bytes=0)
     exact = Decoder(checkpoint, torch.device("cpu"), torch.float32).weights.layers
     assert isinstance(scorer.runner, TorchRunner)
     decoder = scorer.runner._decoder

@@ -16,9 +16,7 @@ def nowhere() -> Uploads:
     return Uploads(torch.device("cpu"))
 
 
-def results_of(
-    head: LMHead, hidden: torch.Tensor, requests: Sequence[ScoreRequest], is_classifier: bool = False
-) -> list[HeadResult]:
-    """Of hidden states in the order of the requests' items."""
-    plans = [ReadoutPlan.of(request, is_classifier) for request in requests]
+def results_of(head: LMHead, hidden: torch.Tensor, requests: Sequence[ScoreRequest]) -> list[HeadResult]:
+    """Of hidden states in the order of the requests' items, for a causal LM."""
+    plans = [ReadoutPlan.of(request, is_classifier=False) for request in requests]
     return head_results(head, plans, np.arange(len(hidden)), nowhere())(hidden)

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.worker.device_queues import Event, ImmediateQueues, Queue
+from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
+from hiscore.decoding.worker.offload_schedule import Event
 from hiscore.decoding.worker.worker import CacheWorker
 
 
-class LateCopies(ImmediateQueues):
+class LateCopies(DeviceQueues):
     """The CPU's queues, but copies run as late as possible: when a forward waits for them.
+
+    A copy that is launched without a wait for the forwards before it is a failed assertion.
 
     Args:
         polls: How often an event may be polled before its copy runs, so that sequences drain in the end.
@@ -23,12 +26,12 @@ class LateCopies(ImmediateQueues):
     """
 
     def __init__(self, polls: int, deaf_to: Queue | None = None) -> None:
-        self.in_flight: dict[int, Queue] = {}
-        self.taken: set[Event] = set()
-        """Events that were taken from the pool and have not come back."""
+        self.in_flight: dict[Event, Queue] = {}
         self._polls, self._deaf_to = polls, deaf_to
         self._numbers, self._asked = count(), 0
         self._queue = Queue.COMPUTE
+        self._computed: Event | None = None  # behind all forwards
+        self._behind: set[Queue] = set()  # all forwards
         self._copies: dict[Queue, deque[Callable[[], None] | int]] = {
             Queue.OFFLOAD: deque(),
             Queue.RESTORE: deque(),
@@ -45,12 +48,6 @@ class LateCopies(ImmediateQueues):
         worker._model.restore_index = late_index  # type: ignore[method-assign]
         return worker
 
-    def kept(self, worker: CacheWorker) -> set[Event]:
-        """Events that have not come back when all copies have landed: there would be ever more of them."""
-        while worker._copies.schedule.oldest_copy is not None:
-            worker._copies.collect()
-        return self.taken
-
     def copy(self, launch: Callable[[], None]) -> None:
         if self._queue in self._copies:
             self._copies[self._queue].append(launch)
@@ -59,43 +56,39 @@ class LateCopies(ImmediateQueues):
 
     @contextmanager
     def use(self, queue: Queue) -> Iterator[None]:
+        if queue is Queue.COMPUTE:
+            self._computed = None
+            self._behind.clear()
+        assert queue is Queue.COMPUTE or queue in self._behind, (
+            "a copy may run before what it reads is computed"
+        )
         self._queue = queue
         try:
             yield
         finally:
             self._queue = Queue.COMPUTE
 
-    def event(self) -> Event:
-        event = Event(next(self._numbers))
-        self.taken.add(event)
-        return event
-
-    def recycle(self, event: Event) -> None:
-        self._check(event)
-        self.taken.remove(event)
-
-    def record(self, event: Event, queue: Queue) -> None:
-        self._check(event)
+    def record(self, queue: Queue) -> Event:
+        event = next(self._numbers)
         if queue in self._copies:
             self._copies[queue].append(event)
             self.in_flight[event] = queue
+        else:
+            self._computed = event
+        return event
 
     def wait(self, queue: Queue, event: Event) -> None:
-        self._check(event)
+        if queue is not Queue.COMPUTE and event == self._computed:
+            self._behind.add(queue)
         if queue is Queue.COMPUTE and self.in_flight.get(event) is not self._deaf_to:
             self._run_to(event)
 
     def completed(self, event: Event) -> bool:
-        self._check(event)
         self._asked += event in self.in_flight
         if self._asked >= self._polls:
             self._asked = 0
             self._run_to(event)
         return event not in self.in_flight
-
-    def _check(self, event: Event) -> None:
-        """Whoever gave an event back must not use it: by then it may be another's."""
-        assert event in self.taken, "an event was used that has been given back"
 
     @torch.inference_mode()
     def _run_to(self, event: int) -> None:

@@ -19,12 +19,13 @@ from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.sampling_options import OPTIONS
 from hiscore.decoding.worker.step_runner import COUNTERS
 from hiscore.decoding.worker.triton_sampler import Feeding, draw
-from hiscore.kernels import block_fp8, gated_mlp, pair_products, pipelined_products
+from hiscore.kernels import gated_mlp, pair_products, pipelined_products
 from hiscore.kernels import gemv as few
 from hiscore.layers import moe_triton, scaled_fp8_triton
 from hiscore.layers import triton_ops as kernel_ops
+from hiscore.layers.adapters import Adapters, LowRank
 from hiscore.layers.step_products import StepProducts
-from hiscore.layers.triton_ops import TritonOps
+from hiscore.layers.triton_ops import AdaptedTritonOps, TritonOps
 from hiscore.layers.weights import Experts, Linear, Routing, Scales
 from hiscore.models.deepseek.config import DsaArchitecture, Indexer
 from hiscore.models.deepseek.indexer import IndexQuery
@@ -33,6 +34,10 @@ from hiscore.models.deepseek.latent_cache_triton import KernelLatents
 from hiscore.models.deepseek.mla import Projected
 from hiscore.models.deepseek.weights import MlaWeights
 from hiscore.parallel.shard import Shard
+from hiscore.recurrence.gated_delta_net import RecurrentShape, RecurrentWeights
+from hiscore.recurrence.metadata import FIRST_CACHED_SLOT
+from hiscore.recurrence.state_pool import StatePool
+from hiscore.recurrence.triton_recurrence import TritonRecurrence
 from tests.support.layers import Tables, layer_of
 from tests.support.shared_host import OneAfterTheOther
 
@@ -109,6 +114,17 @@ def encoder(dtype: torch.dtype, reach: int | None, disentangled: bool) -> None:
     attention.attend(0, torch.zeros(ROWS, 3 * heads * head_dim, dtype=dtype), relative)
 
 
+def gated_delta_net(key_heads: int, value_heads: int, dtype: torch.dtype) -> None:
+    shape = RecurrentShape(key_heads, value_heads, key_dim=128, value_dim=128, taps=4)
+    pool = StatePool.empty(shape, 1, FIRST_CACHED_SLOT, dtype, torch.device("cpu"))
+    recurrence = TritonRecurrence(shape, pool, 1e-6, multiprocessors=132)
+    recurrence.table = ints(6)
+    of_head = torch.zeros(value_heads)
+    taps = torch.zeros(shape.taps, shape.channels, dtype=dtype)
+    weights = RecurrentWeights(taps, of_head, of_head, torch.zeros(shape.value_dim))
+    recurrence.mix(0, weights, torch.zeros(ROWS, shape.inputs, dtype=dtype))
+
+
 def designs(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     hidden, inner, heads, kv_heads, head_dim = sizes
     ids, table = ints(ROWS), torch.zeros(50, hidden, dtype=dtype)
@@ -151,8 +167,8 @@ def decode(
         host_slots, buffer = ops.slot_mapping(rows)
         for layer in range(sizes.layers):
             if layer in cache.windowed:
-                ops.window_slots(rows)
-                lists = ops.window_pages(rows)
+                ops.slot_mapping(rows, cache.window_block_table)
+                lists = ops.all_pages(rows, cache.window_block_table)
             elif layer in cache.dense:
                 lists = ops.all_pages(rows)
             else:
@@ -216,6 +232,26 @@ def chained(sizes: tuple[int, ...], rows: int, products: StepProducts) -> None:
     ops.add_norm(x, ops.project(down, wide), None, norm)
 
 
+def adapted(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Adapters of ranks 16 and 64 of attention's first projection."""
+    hidden, _, heads, kv_heads, head_dim = sizes
+    q, kv = heads * head_dim, kv_heads * head_dim
+    ranks = {1: 16, 2: 64}
+    products = [
+        LowRank.of(
+            slice(*part),
+            {number: (torch.zeros(rank, hidden, dtype=dtype), torch.zeros(rank, part[1] - part[0], dtype=dtype))
+             for number, rank in ranks.items()},
+            len(ranks),
+        )
+        for part in ((0, q), (q, q + kv), (q + kv, q + 2 * kv))
+    ]  # fmt: skip
+    projection = Linear(torch.zeros(q + 2 * kv, hidden, dtype=dtype))
+    ops = AdaptedTritonOps(Adapters({id(projection): products}, None), *sizes[2:], 1e-6, "silu")
+    ops.adapt(ints(ROWS))
+    ops.project(projection, torch.zeros(ROWS, hidden, dtype=dtype))
+
+
 def gated(sizes: tuple[int, ...]) -> None:
     hidden, inner, *_ = sizes
     x, weight = (torch.zeros(count, hidden, dtype=torch.bfloat16) for count in (ROWS, 2 * inner))
@@ -230,32 +266,30 @@ def experts(sizes: tuple[int, ...], activation: str, dtype: torch.dtype) -> None
     biased = activation == "clamped_swiglu"
     weights = Experts(
         routing=Routing(per_token, normalise=True), activation=activation,
-        router=torch.zeros(count, hidden), router_bias=torch.zeros(count) if biased else None, correction=None,
+        router=torch.zeros(count, hidden), router_bias=torch.zeros(count) if biased else None,
         gate_up=torch.zeros(1, dtype=dtype).expand(count, 2 * width, hidden),
         gate_up_bias=torch.zeros(count, 2 * width, dtype=dtype) if biased else None,
         down=torch.zeros(1, dtype=dtype).expand(count, hidden, width),
-        down_bias=torch.zeros(count, hidden, dtype=dtype) if biased else None, shared=None,
+        down_bias=torch.zeros(count, hidden, dtype=dtype) if biased else None,
     )  # fmt: skip
     many = -(-moe_triton.MANY * count // per_token)
     for rows, step in ((ROWS, False), (ROWS, True), (many, False)):
         moe_triton.moe(weights, torch.zeros(rows, hidden, dtype=dtype), step)
 
 
-def block_fp8_product() -> None:
-    """A product in fp8 with scales for blocks, as Qwen3-8B-FP8's last one of an MLP."""
-    x, weight = (torch.zeros(count, 12_288, dtype=torch.float8_e4m3fn) for count in (ROWS, 4_096))
-    for bias in (None, torch.zeros(4_096, dtype=torch.bfloat16)):
-        block_fp8.multiply(x, torch.zeros(ROWS, 1), weight, torch.zeros(4_096, 96), bias, 128)
-
-
 def scaled_fp8_products() -> None:
-    """A projection and experts in fp8 of DeepSeek-V3.2, for a step and a prefill: 4 of its 256 experts."""
+    """Products in fp8: Qwen3-8B's last one of an MLP, and for a step and a prefill a projection and 4 experts of
+    DeepSeek-V3.2's 256.
+    """
 
     def weight(*shape: int) -> tuple[Tensor, Scales]:
         *before, outputs, inputs = shape
         blocks = torch.zeros(*before, -(-outputs // 128), inputs // 128)
         return torch.zeros(shape, dtype=torch.float8_e4m3fn), Scales(blocks, 128, 128, powers_of_two=True)
 
+    of_rows = Scales(torch.zeros(4_096, 96), 1, 128, powers_of_two=False)
+    x, values = (torch.zeros(count, 12_288, dtype=torch.bfloat16) for count in (128, 4_096))
+    scaled_fp8_triton.multiply(x, values.to(torch.float8_e4m3fn), of_rows)
     hidden, width, count = 7_168, 2_048, 4
     for rows in (1, 2_048):
         scaled_fp8_triton.multiply(torch.zeros(rows, hidden, dtype=torch.bfloat16), *weight(2_112, hidden))
@@ -265,7 +299,7 @@ def scaled_fp8_products() -> None:
     )
     router = torch.zeros(count, hidden)
     experts = Experts(
-        Routing(2, True, sigmoid=True), "silu", router, None, torch.zeros(count), gate_up, None, down, None, None,
+        Routing(2, True, sigmoid=True), "silu", router, gate_up, down, correction=torch.zeros(count),
         gate_up_scales=gate_up_scales, down_scales=down_scales,
     )  # fmt: skip
     for rows, step in ((1, True), (1, False), (moe_triton.MANY * count, False)):
@@ -287,7 +321,6 @@ def launch_everything() -> None:
     bfloat16, float32 = torch.bfloat16, torch.float32
     gated(QWEN3)
     gated(SMOLLM2)
-    block_fp8_product()
     scaled_fp8_products()
     for dtype in (bfloat16, float32):
         experts((2048, 768, 128, 8), "silu", dtype)
@@ -316,8 +349,10 @@ def launch_everything() -> None:
         scorer(GPT_OSS, bfloat16, with_sinks=True)
         scorer(GEMMA2, bfloat16, sandwich=True)
         in_tiles(AttentionShape(32, 32, 128, 0.1, None, (None,)), bfloat16)  # the most rows a tile
-        designs(QWEN3, bfloat16)
-        designs(QWEN3, float32)
+        gated_delta_net(16, 48, bfloat16)
+        for dtype in (bfloat16, float32):
+            designs(QWEN3, dtype)
+            adapted(QWEN3, dtype)
         decode(GROUPED, bfloat16, heads=16)
         decode(GROUPED, float32, heads=16)
         decode(replace(GROUPED, head_dim=64), bfloat16, heads=64, with_sinks=True)

@@ -24,8 +24,7 @@ class Tables(Rope):
 
 def experts_of(router: Tensor, gate_up: Tensor, down: Tensor, **more: Any) -> Experts:
     """Experts of which a token gets two; biases, corrections and scales are left out unless they are given."""
-    without = dict.fromkeys(("router_bias", "correction", "gate_up_bias", "down_bias", "shared"))
-    given = {"routing": Routing(per_token=2, normalise=True), "activation": "silu", **without, **more}
+    given = {"routing": Routing(per_token=2, normalise=True), "activation": "silu", **more}
     return Experts(router=router, gate_up=gate_up, down=down, **given)
 
 

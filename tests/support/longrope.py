@@ -1,11 +1,11 @@
 """A tiny checkpoint with longrope, and calls on both sides of its original context."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.support.checkpoints import edited_config
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY, make
 
@@ -23,12 +23,11 @@ SHAPES = {
 def make_longrope(directory: Path, **rope: Any) -> Path:
     """Write the checkpoint; rope: changes to what its config says of rotary embeddings."""
     make("phi3", directory)
-    path = directory / "config.json"
-    config = json.loads(path.read_text())
-    # transformers moves the original context from the one place to the other.
-    config |= {"max_position_embeddings": LONGEST, "original_max_position_embeddings": ORIGINAL}
-    config["rope_parameters"] |= {"original_max_position_embeddings": ORIGINAL, **rope}
-    path.write_text(json.dumps(config | {"sliding_window": None}))
+    original = {"original_max_position_embeddings": ORIGINAL}
+    with edited_config(directory) as config:
+        # transformers moves the original context from the one place to the other.
+        config |= {"max_position_embeddings": LONGEST, "sliding_window": None, **original}
+        config["rope_parameters"] |= original | rope
     return directory
 
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
-from hiscore.checkpoint.gguf.bpe_tokenizer import build_tokenizer
+from hiscore.checkpoint.conversion import build_tokenizer
 from tests.support import tiny_encoders, tiny_tokenizers
 
 CHARACTERS = {"\u00a0": " ", "\u3000": " ", "…": "...", "ﬁ": "fi", "①": "1", "Ｔ": "T", "Ｈ": "H", "Ｅ": "E"}
@@ -96,8 +96,7 @@ def of_gguf() -> Tokenizer:
     kinds = [TokenType.CONTROL if each in added else TokenType.NORMAL for each in ids]
     merges = [" ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
     lists = {"tokens": list(map(backend.id_to_token, ids)), "merges": merges, "token_type": kinds}
-    fields = {"model": "gpt2", "pre": "smollm", **lists}
-    return build_tokenizer({f"tokenizer.ggml.{name}": value for name, value in fields.items()})
+    return build_tokenizer({f"tokenizer.ggml.{name}": value for name, value in lists.items()})
 
 
 def phi3() -> Tokenizer:

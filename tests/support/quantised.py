@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from tests.support.checkpoints import edited_config, edited_tensors
 
 GROUP = 16
 """Inputs that share a scale: a divisor of the tiny models' hidden and intermediate sizes."""
@@ -253,23 +254,21 @@ def make_mxfp4(dense: Path, quantised: Path) -> Path:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     shutil.copytree(dense, quantised)
-    tensors = load_file(dense / "model.safetensors")
-    stored = dict(tensors)
     generator = torch.Generator().manual_seed(3)
-    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
-        count, inputs, outputs = stored.pop(name).shape
-        blocks = torch.randint(
-            256, (count, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8
-        )
-        # Weights of about 0.1 each.
-        scales = torch.randint(120, 125, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
-        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    save_file(tensors, dense / "model.safetensors", {"format": "pt"})
-    save_file(stored, quantised / "model.safetensors", {"format": "pt"})
-    config = json.loads((quantised / "config.json").read_text())
-    config["quantization_config"] = MXFP4
-    (quantised / "config.json").write_text(json.dumps(config))
+    with edited_tensors(dense) as tensors, edited_tensors(quantised) as stored:
+        for name in [
+            name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+        ]:
+            count, inputs, outputs = stored.pop(name).shape
+            blocks = torch.randint(
+                256, (count, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8
+            )
+            # Weights of about 0.1 each.
+            scales = torch.randint(120, 125, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
+            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    with edited_config(quantised) as config:
+        config["quantization_config"] = MXFP4
     return quantised
 
 
@@ -329,24 +328,19 @@ def make(dense: Path, scheme: Scheme, quantised: Path, leave: tuple[str, ...] = 
     Modules with a part of `leave` in their name stay as they are, as embedding and head do.
     """
     shutil.copytree(dense, quantised)
-    tensors = load_file(dense / "model.safetensors")
-    stored: dict[str, Tensor] = {}
-    for name, tensor in list(tensors.items()):
-        module, _, last = name.rpartition(".")
-        kept = ("embed_tokens", "lm_head", *leave)
-        router = module.endswith(("mlp.gate", "block_sparse_moe.gate"))
-        if tensor.ndim != 2 or last != "weight" or router or any(part in module for part in kept):
-            stored[name] = tensor
-            continue
-        written = scheme.write(tensor)
-        stored |= {f"{module}.{part}": value.contiguous() for part, value in written.parts.items()}
-        tensors[name] = written.dense.float().contiguous()
-    save_file(tensors, dense / "model.safetensors", {"format": "pt"})
-    save_file(stored, quantised / "model.safetensors", {"format": "pt"})
+    kept = ("embed_tokens", "lm_head", *leave)
+    with edited_tensors(dense) as tensors, edited_tensors(quantised) as stored:
+        for name, tensor in list(tensors.items()):
+            module, _, last = name.rpartition(".")
+            router = module.endswith(("mlp.gate", "block_sparse_moe.gate"))
+            if tensor.ndim != 2 or last != "weight" or router or any(part in module for part in kept):
+                continue
+            written = scheme.write(stored.pop(name))
+            stored |= {f"{module}.{part}": value.contiguous() for part, value in written.parts.items()}
+            tensors[name] = written.dense.float().contiguous()
     if scheme.beside:
         (quantised / "hf_quant_config.json").write_text(json.dumps({"quantization": scheme.config}))
         return quantised
-    config = json.loads((quantised / "config.json").read_text())
-    config["quantization_config"] = scheme.config
-    (quantised / "config.json").write_text(json.dumps(config))
+    with edited_config(quantised) as config:
+        config["quantization_config"] = scheme.config
     return quantised

@@ -8,19 +8,31 @@ import numpy as np
 from hiscore.errors import RequestError
 from hiscore.prefill.interface import ForwardRunner
 from hiscore.scoring.requests.options import ScoreOptions
-from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.strategies import Tokens
 
 LABELS = [5, 77, 401]
+PLAIN, SOFTMAX = ScoreOptions(), ScoreOptions(apply_softmax=True)
 
 
-def score(scorer: Scorer, calls: Sequence[Tokens], options: ScoreOptions) -> list[np.ndarray]:
+def request(
+    scorer: Scorer,
+    call: Tokens | MultiItemPrompt,
+    options: ScoreOptions = PLAIN,
+    labels: Sequence[int] = LABELS,
+) -> ScoreRequest:
+    """A request as its reader makes it; a classifier's has no labels."""
+    prompt = call.prompt() if isinstance(call, Tokens) else call
+    ids = np.array([] if scorer.facts.is_classifier else labels, np.int32)
+    return ScoreRequest(scorer.packing.prompt(prompt), ids, options)
+
+
+def score(
+    scorer: Scorer, calls: Sequence[Tokens | MultiItemPrompt], options: ScoreOptions = PLAIN
+) -> list[np.ndarray]:
     """Score prompts together, a causal LM's with `LABELS`; each must get scores, float32 [items, labels]."""
-    labels = [] if scorer.facts.is_classifier else LABELS
-    answers, _ = scorer.score(
-        [ScoreRequest(call.prompt(), np.array(labels, np.int32), options) for call in calls]
-    )
+    answers, _ = scorer.score([request(scorer, call, options) for call in calls])
     assert not any(isinstance(answer, RequestError) for answer in answers)
     return [answer.scores for answer in answers]
 

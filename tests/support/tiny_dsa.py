@@ -52,7 +52,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-experts": family("deepseek_v32", rope_parameters=YARN),
     "glm-experts": family("glm_moe_dsa", n_group=1, topk_group=1, norm_topk_prob=False),
+    "deepseek-v3-experts": family("deepseek_v3", rope_parameters=YARN, attention_bias=True),
 }
+INDEXED = tuple(name for name in FAMILIES if "v3" not in name)
 
 
 def make(name: str, directory: Path, seed: int = 0, **changes: Any) -> Path:

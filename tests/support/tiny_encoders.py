@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE, Unigram, WordPiece
 from transformers import (
     AutoConfig,
-    AutoModelForSequenceClassification,
     BertTokenizerFast,
     DebertaV2Tokenizer,
     PreTrainedTokenizerFast,
@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from tests.support import published_new
+from tests.support.checkpoints import edited_config
 from tests.support.tiny_tokenizers import CORPUS
 
 OF_BERT = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
@@ -219,12 +220,15 @@ ENCODERS: dict[str, Tiny] = {
 }
 
 
-def make(name: str, directory: Path, labels: int = 1, seed: int = 0) -> Path:
+def make(
+    name: str, directory: Path, labels: int = 1, seed: int = 0, of: str = "SequenceClassification"
+) -> Path:
     tiny = ENCODERS[name]
     config = tiny.config
     config.num_labels = labels
     torch.manual_seed(seed)
-    model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    kind = getattr(transformers, f"AutoModelFor{of}")
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name_, parameter in model.named_parameters():
             # Wide enough that scores differ from item to item by far more than any tolerance.
@@ -234,8 +238,8 @@ def make(name: str, directory: Path, labels: int = 1, seed: int = 0) -> Path:
     model.save_pretrained(directory)
     if tiny.model_type == "new":
         # As published, not as the config class expresses it.
-        path = directory / "config.json"
-        stored = json.loads(path.read_text()) | published_new.PUBLISHED
-        path.write_text(json.dumps({key: value for key, value in stored.items() if key != "rope_parameters"}))
+        with edited_config(directory) as stored:
+            stored |= published_new.PUBLISHED
+            del stored["rope_parameters"]
     tiny.tokenizer().save_pretrained(directory)
     return directory

@@ -14,13 +14,13 @@ class Truth:
     def __init__(self, checkpoint: Path, skips_pads: bool = False) -> None:
         config = AutoConfig.from_pretrained(checkpoint)
         self.is_classifier = config.architectures[0].endswith("ForSequenceClassification")
-        kind: Any = getattr(transformers, config.architectures[0])
-        if not isinstance(config, kind.config_class):
-            # A mistral with layer_types is a ministral to transformers' Auto classes.
+        kind: Any = getattr(transformers, config.architectures[0], None)
+        if kind is None or not isinstance(config, kind.config_class):
+            # A class of the tests, or a mistral with layer_types, a ministral to transformers' Auto classes.
             kind = AutoModelForSequenceClassification if self.is_classifier else AutoModelForCausalLM
         # Not SDPA: it silently drops Gemma 2's soft cap.
         self.model = kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
-        if not skips_pads:
+        if self.is_classifier and not skips_pads:
             # With a pad id, transformers skips trailing tokens that have it; a score is read at the last token.
             self.model.config.get_text_config().pad_token_id = None
         self._known: dict[tuple[int, ...], np.ndarray] = {}
@@ -48,17 +48,17 @@ class Truth:
         if self.is_classifier:
             return of_classifier(rows, apply_softmax)
         if apply_softmax:
-            return _softmax(rows[:, list(labels)])
-        return _softmax(rows)[:, list(labels)]
+            return softmax(rows[:, list(labels)])
+        return softmax(rows)[:, list(labels)]
 
 
 def of_classifier(rows: np.ndarray, apply_softmax: bool) -> np.ndarray:
     """The scores of a classifier's logits [items, labels]: of one label, a softmax is a sigmoid."""
     if not apply_softmax:
         return rows
-    return 1 / (1 + np.exp(-rows)) if rows.shape[1] == 1 else _softmax(rows)
+    return 1 / (1 + np.exp(-rows)) if rows.shape[1] == 1 else softmax(rows)
 
 
-def _softmax(rows: np.ndarray) -> np.ndarray:
+def softmax(rows: np.ndarray) -> np.ndarray:
     powers = np.exp(rows - rows.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)

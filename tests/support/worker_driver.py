@@ -59,7 +59,9 @@ class Driver:
             last = start + len(part) == len(tokens)
             pages = sequence.held.staging_pages, sequence.held.host_pages
             seq_index, windows = sequence.held.seq_index, (before, into)
-            chunk = PrefillChunk(seq_index, part, start, *pages, last, not sparse, *windows)
+            chunk = PrefillChunk(
+                seq_index, part, start, *pages, last, not sparse, *windows, sequence.held.state_slot
+            )
             sequence.prefilled = chunk.end
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()

@@ -1,6 +1,6 @@
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
 
@@ -30,4 +30,11 @@ def ranks_of() -> Iterator[Callable[[int], Ranks]]:
     PyTorch has fewer threads from the first one on.
     """
     with ExitStack() as started:
-        yield cache(lambda count: started.enter_context(Ranks([torch.device("cpu")] * count)))
+        yield cache(lambda count: started.enter_context(closing(Ranks([torch.device("cpu")] * count))))
+
+
+@pytest.fixture
+def fixed_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.fixed_sums import fix_sums
+
+    fix_sums(monkeypatch)

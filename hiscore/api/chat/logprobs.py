@@ -15,50 +15,55 @@ LEAST = -9999.0
 
 
 class Alternative(msgspec.Struct):
-    """A token that could have been."""
-
     token: str
     logprob: float
     bytes: list[int]
 
 
-class TokenLogprob(msgspec.Struct):
-    """A token that was generated."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
+class TokenLogprob(Alternative):
     top_logprobs: list[Alternative]
 
 
 class ChatLogprobs(msgspec.Struct):
-    """The log-probabilities of a chat's answer, or of a part of it."""
-
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class TextLogprobs(msgspec.Struct):
-    """The log-probabilities of a completion, or of a part of it."""
-
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
 class TextOffsets:
-    """Counts the characters of a completion before each of its tokens, to a part of a character: before that."""
+    """Counts the characters of a completion before each of its tokens, to a part of a character: before that.
 
-    def __init__(self) -> None:
+    A `text` that is known tells of what the tokenizer has added to it: special tokens, and spaces before words.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters = self._sent = 0
 
-    def of(self, tokens: Sequence[bytes], chunk: Chunk) -> list[int]:
-        """Count up to each of a chunk's tokens, but not beyond the end of the text, which may be cut at a stop."""
+    def of(self, tokens: Sequence[tuple[bytes, bool]], chunk: Chunk) -> list[int]:
+        """Count up to each of a chunk's tokens, but not beyond the end of the text, which may be cut at a stop.
+
+        Special tokens, which the flags name, have no text in a completion.
+        """
         offsets = []
-        for token in tokens:
-            offsets.append(self._characters)
+        for token, is_special in tokens:
+            offsets.append(at := self._characters)
+            if is_special and not self._text.startswith(token.decode(), at):
+                continue
+            word = token.decode(errors="ignore") if self._text else ""
+            if (
+                word[:1] == " "
+                and not self._text.startswith(word, at)
+                and self._text.startswith(word[1:], at)
+            ):
+                token = token[1:]
             self._characters += len(self._decoder.decode(token))
         self._sent += len(chunk.text)
         return [min(each, self._sent) for each in offsets] if chunk.finish_reason else offsets
@@ -90,9 +95,8 @@ class LogprobsReader:
     def of_text(self, chunk: Chunk, offsets: TextOffsets) -> TextLogprobs:
         """Read a chunk's log-probabilities; `offsets` has read the chunks before it."""
         read = self.of_chat(chunk).content
-        # Special tokens have no text in a completion.
         written = [
-            b"" if token in self._special else bytes(each.bytes)
+            (bytes(each.bytes), token in self._special)
             for token, each in zip(chunk.token_ids, read, strict=False)
         ]
         return TextLogprobs(
@@ -101,6 +105,10 @@ class LogprobsReader:
             [_by_text(each) for each in read],
             offsets.of(written, chunk),
         )
+
+    def text_of(self, token: int) -> str:
+        """Return a token's text, with U+FFFD for parts of characters."""
+        return self._bytes(token).decode(errors="replace")
 
     def _named(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
         content = self._bytes(token)
@@ -115,7 +123,7 @@ def _by_text(generated: TokenLogprob) -> dict[str, float]:
     return named
 
 
-def _text(token: TokenLogprob | Alternative) -> str:
+def _text(token: Alternative) -> str:
     """Return a token's text or, as OpenAI writes parts of characters, its bytes."""
     content = bytes(token.bytes)
     return token.token if content == token.token.encode() else f"bytes:{str(content)[2:-1]}"

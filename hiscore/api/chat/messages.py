@@ -1,12 +1,15 @@
 """Messages and tools of a chat request, from OpenAI's shapes to those that templates know."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
+from hiscore.api.http.encoding import prompted
 from hiscore.api.http.errors import bad_request
 from hiscore.api.wire import Ignored
+from hiscore.prompts.conversation import ChatPrompt, Conversations
 
 # The last two are those of OpenAI's responses; vLLM takes them here, too.
 TEXTS = ("text", "input_text", "output_text")
@@ -34,8 +37,6 @@ class FunctionCall(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """A call with the id by which its result refers to it."""
-
     function: FunctionCall
     id: str | None = None
     type: Literal["function"] | None = "function"
@@ -43,8 +44,6 @@ class Call(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message of a conversation."""
-
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[str | ContentPart] | None = None
     name: str | None = None
@@ -66,8 +65,6 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Function(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """The description of a tool."""
-
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -75,39 +72,44 @@ class Function(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
-    """A function that the model may call."""
-
     type: Literal["function"]
     function: Function
     cache_control: Ignored = None
 
 
 class FunctionName(msgspec.Struct):
-    """Names a function."""
-
     name: str
 
 
 class NamedTool(msgspec.Struct):
-    """A function of a request's tools."""
-
     function: FunctionName
     type: Literal["function"] = "function"
 
 
 class AllowedTools(msgspec.Struct):
-    """The tools of a request that may be called, or of which one must be."""
-
     mode: Literal["auto", "required"]
     tools: list[NamedTool]
 
 
 class ChosenTools(msgspec.Struct):
-    """The function that must be called, or those that may be."""
-
     type: Literal["function", "allowed_tools"] = "function"
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
+
+
+async def prompt_of(
+    conversations: Conversations,
+    messages: Sequence[ChatMessage],
+    tools: list[Any] | None,
+    variables: Mapping[str, Any],
+) -> ChatPrompt:
+    """Make the prompt of a conversation by the checkpoint's template, or raise `ApiError`."""
+    known = as_template_knows(messages, conversations.knows_developers, conversations.takes_parts)
+    # Templates may write all of it, not contents alone.
+    size = len(msgspec.json.encode((known, tools, variables)))
+    return await prompted(
+        partial(conversations.prompt, known, tools, **variables), size, "a message", "messages"
+    )
 
 
 def as_template_knows(
@@ -118,9 +120,6 @@ def as_template_knows(
     Args:
         knows_developers: The template does: it gets them as developers, and not as the system.
         takes_parts: It joins the parts of a user's message itself; otherwise each is a line.
-
-    Raises:
-        ApiError: A part of a message is no text, or the arguments of a call are no JSON object.
     """
     if not messages:
         raise bad_request("'messages' is empty: at least one is needed", "messages")

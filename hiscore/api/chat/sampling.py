@@ -28,16 +28,12 @@ SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """The options of a stream."""
-
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: Ignored = None
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """A schema as OpenAI wraps it."""
-
     name: str
     schema: dict[str, Any]
     description: Ignored = None
@@ -45,8 +41,6 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """The form that the answer must have."""
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None
@@ -95,7 +89,6 @@ class GenerationRequest(Request, kw_only=True):
 
     @property
     def choices(self) -> int:
-        """The number of answers to give."""
         return self.n or 1
 
     @property
@@ -107,7 +100,6 @@ class GenerationRequest(Request, kw_only=True):
 
     @property
     def tells_usage(self) -> bool:
-        """True if a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -122,11 +114,7 @@ class Sampling:
         }
 
     def parameters(self, request: GenerationRequest) -> dict[str, Parameter]:
-        """Make the parameters of a request.
-
-        Raises:
-            ApiError: The fields contradict each other.
-        """
+        """Make the parameters of a request, or raise `ApiError`: the fields contradict each other."""
         names = (*SUGGESTED, "max_tokens", "min_tokens", "presence_penalty", "frequency_penalty", "seed",
                  "include_stop_str_in_output", "ignore_eos", "regex", "ebnf", "sparse", "cache_salt")  # fmt: skip
         given: dict[str, Parameter] = dict(self._defaults)

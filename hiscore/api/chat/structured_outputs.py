@@ -34,11 +34,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 def confinement(wanted: StructuredOutputs) -> dict[str, str]:
-    """Return the parameter of `decode`, by its name.
-
-    Raises:
-        ApiError: There is not exactly one, or the choices are too many.
-    """
+    """Return the parameter of `decode`, by its name; raises `ApiError` if there is not exactly one."""
     given = {
         name: value
         for name in ("json", "regex", "choice", "grammar", "json_object")
@@ -78,7 +74,6 @@ def _without_patterns(schema: Any) -> Any:
 
 
 def _any_of(choices: list[str]) -> str:
-    """A regular expression of these texts and no others."""
     if not choices:
         raise bad_request(f"'{FIELD}.choice' is empty: at least one is needed", f"{FIELD}.choice")
     found = "|".join("".join(map(_literal, each)) for each in choices)

@@ -55,9 +55,6 @@ def tool_use(
 
     Args:
         answer: The JSON schema of an answer that is no call.
-
-    Raises:
-        ApiError: The request cannot be served with this template.
     """
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -92,7 +89,6 @@ def tool_use(
 
 
 def _named(functions: Sequence[FunctionName | None], tools: Sequence[Tool]) -> list[Tool]:
-    """Pick the tools that `tool_choice` names."""
     names = {function.name for function in functions if function is not None}
     if not names:
         raise bad_request("'tool_choice' names no function", "tool_choice")

@@ -18,11 +18,7 @@ class CalibrationFile(msgspec.Struct):
 
 
 def read_calibration(path: Path | None) -> Temperatures:
-    """Read the temperatures of a file, if there is one.
-
-    Raises:
-        ValueError: The file holds no temperatures.
-    """
+    """Read the temperatures of a file, if there is one, or raise ValueError: the file holds no temperatures."""
     if path is None:
         return {}
     try:

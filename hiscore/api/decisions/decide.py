@@ -1,7 +1,7 @@
 """Answers to questions about a state: distributions over each question's own options, from one scoring call."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -13,12 +13,15 @@ from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import bad_request
 from hiscore.api.models import Models
 from hiscore.api.wire import Ignored, Request
-from hiscore.prompts.cannot_encode import CannotEncode
+from hiscore.prompts.answer_labels import Labels
 from hiscore.prompts.chat import PromptError
-from hiscore.prompts.decisions import DecisionPrompter, Message, Question
+from hiscore.prompts.decisions import DecisionPrompter, DecisionPrompts, Message, Question
 from hiscore.prompts.token_limits import TooMuchText
+from hiscore.tokenization.panics import CannotEncode
+from hiscore_client import ScoreResult
 
 Float64: TypeAlias = npt.NDArray[np.float64]
+Score: TypeAlias = Callable[..., Awaitable[ScoreResult]]
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
 MAX_LEVELS = 10
@@ -29,10 +32,12 @@ LEAST_MASS = 1e-30
 
 
 class AskingRequest(Request):
-    """A request with questions; `debias` and `calibrated` are this server's own."""
+    """A request with questions; the fields down to `normalize` are this server's own."""
 
     debias: Literal["rotations"] | None = None
     calibrated: bool = True
+    answer_by: Literal["labels", "texts"] = "labels"
+    normalize: Literal["none", "tokens", "bytes"] = "none"
     prompt_cache_key: Ignored = None
     safety_identifier: Ignored = None
 
@@ -50,7 +55,6 @@ class OptionProbabilities:
 
     @property
     def best(self) -> int:
-        """The likeliest option; of equal ones the first."""
         return self.probabilities.index(max(self.probabilities))
 
     @property
@@ -99,17 +103,25 @@ class Decider:
         state: Sequence[Message],
         questions: Sequence[Question],
         request_id: str,
-        rotate: bool = False,
-        calibrated: bool = True,
+        wish: AskingRequest,
+        adapter: str = "",
     ) -> Decisions:
-        """Answer questions; `rotate` asks each choice once for every option that can be first, and averages."""
+        """Answer questions; with rotations, each choice is asked once for every option that can be first.
+
+        Args:
+            adapter: Name of the one that computes the answers; empty: none.
+        """
         if self._prompter is None:
             raise bad_request(
                 "this model answers no questions: it needs a causal LM, a tokenizer and a usable chat template"
             )
-        shifts = [self._shifts(question, rotate) for question in questions]
+        # The labels of other questions say what they mean, whatever their order.
+        rotate = wish.debias is not None
+        shifts = [range(len(each.options) if rotate and each.kind == "choice" else 1) for each in questions]
         if rotate:
             self._check_rotations(questions, shifts)
+        if wish.answer_by == "texts":
+            questions = [replace(each, by_text=each.kind != "predicate") for each in questions]
         asked = [
             question.rotated(shift) for question, own in zip(questions, shifts, strict=True) for shift in own
         ]
@@ -118,35 +130,17 @@ class Decider:
             made = await off_loop(make, self._prompter.characters(state, asked))
         except (PromptError, CannotEncode, TooMuchText) as error:
             raise bad_request(f"this request cannot become prompts: {error}") from None
-        counts = [len(own) for own in made.label_ids]
-        score = partial(self._models.score_ids, made.prompts.query, request_id=request_id)
-        result = await score(
-            made.prompts.items, [label for own in made.label_ids for label in own], label_counts=counts
-        )
-        scores = result.scores.astype(np.float64)
-        masses = scores.sum(axis=1)
-        if len(faint := np.flatnonzero(masses < LEAST_MASS)):
-            labels = [label for row in faint for label in made.label_ids[row]]
-            again = await score(
-                [made.prompts.items[row] for row in faint],
-                labels,
-                label_counts=[counts[row] for row in faint],
-                apply_softmax=True,
-            )
-            scores[faint] = 0
-            scores[faint, : again.scores.shape[1]] = again.scores
-        shares = scores / scores.sum(axis=1, keepdims=True)
+        score = partial(self._models.score_ids, made.prompts.query, request_id=request_id, adapter=adapter)
+        is_single = all(len(ids) == 1 for each in made.labels for ids in each.ids)
+        read = _by_tokens if is_single and wish.normalize == "none" else partial(_by_logs, wish.normalize)
+        shares, masses, result = await read(score, made)
         answers, row = [], 0
         for question, own in zip(questions, shifts, strict=True):
             rows = slice(row, row := row + len(own))
-            temperature = self._temperatures.get(question.kind, 1.0) if calibrated else 1.0
+            temperature = self._temperatures.get(question.kind, 1.0) if wish.calibrated else 1.0
+            temperature *= self._prompter.temperature
             answers.append(_average(shares[rows, : len(question.options)], masses[rows], own, temperature))
         return Decisions(answers, result.usage.prompt_tokens, result.usage.cached_tokens)
-
-    @staticmethod
-    def _shifts(question: Question, rotate: bool) -> range:
-        # The labels of other questions say what they mean, whatever their order.
-        return range(len(question.options) if rotate and question.kind == "choice" else 1)
 
     def _check_rotations(self, questions: Sequence[Question], shifts: Sequence[range]) -> None:
         prompts = sum(map(len, shifts))
@@ -162,6 +156,47 @@ class Decider:
                 f"'debias' makes {characters} characters of these questions: at most {self._max_characters}",
                 "debias",
             )
+
+
+async def _by_tokens(score: Score, made: DecisionPrompts) -> tuple[Float64, Float64, ScoreResult]:
+    """Score labels of one token each: shares, [questions, options], masses, [questions], and the call's result."""
+    counts = [len(each.ids) for each in made.labels]
+    result = await score(made.prompts.items, _flat(made.labels), label_counts=counts)
+    scores = result.scores.astype(np.float64)
+    masses = scores.sum(axis=1)
+    if len(faint := np.flatnonzero(masses < LEAST_MASS)):
+        again = await score(
+            [made.prompts.items[row] for row in faint],
+            _flat([made.labels[row] for row in faint]),
+            label_counts=[counts[row] for row in faint],
+            apply_softmax=True,
+        )
+        scores[faint] = 0
+        scores[faint, : again.scores.shape[1]] = again.scores
+    return scores / scores.sum(axis=1, keepdims=True), masses, result
+
+
+async def _by_logs(
+    normalize: str, score: Score, made: DecisionPrompts
+) -> tuple[Float64, Float64, ScoreResult]:
+    """Score labels of several tokens by the sums of their tokens' logarithms, like `_by_tokens`."""
+    counts = [len(each.ids) for each in made.labels]
+    lengths = [len(ids) for each in made.labels for ids in each.ids]
+    options = {"label_counts": counts, "label_lengths": lengths, "log_scores": True}
+    result = await score(made.prompts.items, _flat(made.labels), **options)
+    logs = np.full(result.scores.shape, -np.inf)
+    is_label = np.arange(logs.shape[1]) < np.array(counts)[:, None]
+    logs[is_label] = result.scores[is_label]
+    masses = np.exp(logs).sum(axis=1)
+    if normalize != "none":
+        texts = [text for each in made.labels for text in each.texts]
+        logs[is_label] /= lengths if normalize == "tokens" else [len(text.encode()) for text in texts]
+    powers = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True), masses, result
+
+
+def _flat(labels: Sequence[Labels]) -> list[int]:
+    return [token for each in labels for ids in each.ids for token in ids]
 
 
 def _average(
@@ -180,7 +215,6 @@ def _average(
 
 
 def check_question_count(questions: Sequence[object] | Mapping[str, object]) -> None:
-    """Refuse a request with no questions, or too many."""
     if not 1 <= len(questions) <= MAX_QUESTIONS:
         raise bad_request(
             f"'questions' holds {len(questions)} questions: 1 to {MAX_QUESTIONS} can be asked", "questions"
@@ -188,6 +222,5 @@ def check_question_count(questions: Sequence[object] | Mapping[str, object]) -> 
 
 
 def check_option_count(options: Sequence[object] | Mapping[str, object], most: int, param: str) -> None:
-    """Refuse a question with too few or too many options."""
     if not 2 <= len(options) <= most:
         raise bad_request(f"'{param}' holds {len(options)} options: 2 to {most} are needed", param)

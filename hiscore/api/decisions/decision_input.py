@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from hiscore.api.content import InputImage, InputJson, InputText, OutputText, Part, Refusal, text_of_parts
-from hiscore.api.http.errors import ApiError, bad_request
+from hiscore.api.http.errors import bad_request
 from hiscore.api.wire import Ignored
 from hiscore.prompts.decisions import Message
 
@@ -45,11 +45,7 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def messages_of(items: Sequence[InputItem]) -> list[Message]:
-    """Make the messages of an input, with calls of tools as text.
-
-    Raises:
-        ApiError: An item is not complete, or is what no text can say.
-    """
+    """Make the messages of an input, with calls of tools as text; raises `ApiError` for what no text can say."""
     if not items:
         raise bad_request("'input' is empty: give a text, or at least one message", "input")
     messages = []
@@ -80,24 +76,16 @@ def _message(item: InputItem, param: str) -> Message:
         known = _ASSISTANT if role == "assistant" else _OTHERS
         for index, part in enumerate(content):
             if isinstance(part, (*_ASSISTANT, *_OTHERS)) and not isinstance(part, known):
-                raise _wrong_part(f"{param}.content[{index}]", part, role)
+                kind, at = part.__struct_config__.tag, f"{param}.content[{index}]"
+                raise bad_request(f"'{at}' is '{kind}', which a message of role '{role}' cannot hold", at)
     return Message(ROLES[role], text_of_parts(content, f"{param}.content"))
-
-
-def _wrong_part(param: str, part: Part, role: str) -> ApiError:
-    kind = part.__struct_config__.tag
-    return bad_request(f"'{param}' is '{kind}', which a message of role '{role}' cannot hold", param)
 
 
 def _check_fields(item: InputItem, param: str) -> None:
     needed = FIELDS[item.type]
     for name in item.__struct_fields__:
-        given = getattr(item, name) is not None
+        given, field = getattr(item, name) is not None, f"{param}.{name}"
         if name in needed and not given:
-            raise bad_request(
-                f"'{param}.{name}' is missing: items of type '{item.type}' need it", f"{param}.{name}"
-            )
+            raise bad_request(f"'{field}' is missing: items of type '{item.type}' need it", field)
         if given and name not in (*needed, *OPTIONAL):
-            raise bad_request(
-                f"'{param}.{name}' has no place in an item of type '{item.type}'", f"{param}.{name}"
-            )
+            raise bad_request(f"'{field}' has no place in an item of type '{item.type}'", field)

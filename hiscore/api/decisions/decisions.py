@@ -6,17 +6,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from hiscore.api.content import Part, text_of_parts
-from hiscore.api.decisions.decide import (
-    MAX_LEVELS,
-    MAX_OPTIONS,
-    MAX_QUESTIONS,
-    AskingRequest,
-    Decider,
-    Decisions,
-    OptionProbabilities,
-    check_option_count,
-    check_question_count,
-)
+from hiscore.api.decisions import decide
 from hiscore.api.decisions.decision_input import InputItem, messages_of
 from hiscore.api.http.errors import bad_request
 from hiscore.api.wire import SOME, Ignored, ModelNames, stated
@@ -27,8 +17,6 @@ YES_NO = (Option("Yes"), Option("No"))
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of all questions."""
-
     instructions: str | list[Part]
     name: str | None = None
 
@@ -38,21 +26,15 @@ class PredicateQuestion(Asked, tag="predicate"):
 
 
 class ChoiceOption(msgspec.Struct, forbid_unknown_fields=True):
-    """An option."""
-
     value: Value
     description: str | None = None
 
 
 class ChoiceQuestion(Asked, tag="choice"):
-    """Which of these?"""
-
-    choices: Annotated[list[ChoiceOption], stated(minItems=2, maxItems=MAX_OPTIONS)]
+    choices: Annotated[list[ChoiceOption], stated(minItems=2, maxItems=decide.MAX_OPTIONS)]
 
 
 class Level(msgspec.Struct, forbid_unknown_fields=True):
-    """A level."""
-
     label: str
     description: str | None = None
 
@@ -60,31 +42,25 @@ class Level(msgspec.Struct, forbid_unknown_fields=True):
 class ScoreQuestion(Asked, tag="score"):
     """A question for a level; the lowest is first."""
 
-    levels: Annotated[list[Level], stated(minItems=2, maxItems=MAX_LEVELS)]
+    levels: Annotated[list[Level], stated(minItems=2, maxItems=decide.MAX_LEVELS)]
 
 
 AnyQuestion: TypeAlias = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
-class DecisionsRequest(AskingRequest, kw_only=True):
-    """An input and questions."""
-
+class DecisionsRequest(decide.AskingRequest, kw_only=True):
     input: str | Annotated[list[InputItem], SOME]
-    questions: Annotated[list[AnyQuestion], stated(minItems=1, maxItems=MAX_QUESTIONS)]
+    questions: Annotated[list[AnyQuestion], stated(minItems=1, maxItems=decide.MAX_QUESTIONS)]
     prompt_cache_options: Ignored = None
 
 
 class PredicateAnswer(msgspec.Struct, tag="predicate", kw_only=True):
-    """The probability that it is so."""
-
     name: str | None
     probability: float
     label_mass: float
 
 
 class ValueProbability(msgspec.Struct):
-    """The probability of one option."""
-
     value: Value
     probability: float
 
@@ -100,8 +76,6 @@ class ChoiceAnswer(msgspec.Struct, tag="choice", kw_only=True):
 
 
 class LevelProbability(msgspec.Struct):
-    """The probability of one level."""
-
     value: int
     label: str
     probability: float
@@ -118,8 +92,6 @@ class ScoreAnswer(msgspec.Struct, tag="score", kw_only=True):
 
 
 class DecisionsUsage(msgspec.Struct, kw_only=True):
-    """Tokens; nothing is generated."""
-
     input_tokens: int
     input_tokens_details: dict[str, int]
     output_tokens: int = 0
@@ -128,33 +100,27 @@ class DecisionsUsage(msgspec.Struct, kw_only=True):
 
 
 class DecisionsResponse(msgspec.Struct):
-    """Answers in the order of the questions."""
-
     model: str
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
     usage: DecisionsUsage
 
 
 async def decisions(
-    request: DecisionsRequest, request_id: str, *, decider: Decider, names: ModelNames
+    decider: decide.Decider, names: ModelNames, request: DecisionsRequest, request_id: str
 ) -> DecisionsResponse:
-    """Answer the questions of a request."""
     model = names.check(request.model)
-    check_question_count(request.questions)
+    decide.check_question_count(request.questions)
     _check_names(request.questions)
     questions = [_question(each, f"questions[{index}]") for index, each in enumerate(request.questions)]
     state = (
         messages_of(request.input) if isinstance(request.input, list) else [Message("user", request.input)]
     )
-    found = await decider.decide(
-        state, questions, request_id, rotate=request.debias is not None, calibrated=request.calibrated
-    )
+    found = await decider.decide(state, questions, request_id, request, names.adapter(request.model))
     answers = [_answer(*pair) for pair in zip(request.questions, found.answers, strict=True)]
     return DecisionsResponse(model, answers, decisions_usage(found))
 
 
-def decisions_usage(found: Decisions) -> DecisionsUsage:
-    """The usage of a call."""
+def decisions_usage(found: decide.Decisions) -> DecisionsUsage:
     return DecisionsUsage(
         input_tokens=found.prompt_tokens,
         input_tokens_details={"cached_tokens": found.cached_tokens, "cache_write_tokens": 0},
@@ -176,11 +142,11 @@ def _question(asked: AnyQuestion, param: str) -> Question:
     instructions = text_of_parts(asked.instructions, f"{param}.instructions")
     match asked:
         case ChoiceQuestion(choices=choices):
-            check_option_count(choices, MAX_OPTIONS, f"{param}.choices")
+            decide.check_option_count(choices, decide.MAX_OPTIONS, f"{param}.choices")
             _check_distinct(((type(each.value), each.value) for each in choices), f"{param}.choices", "value")
             return Question("choice", instructions, _options(choices))
         case ScoreQuestion(levels=levels):
-            check_option_count(levels, MAX_LEVELS, f"{param}.levels")
+            decide.check_option_count(levels, decide.MAX_LEVELS, f"{param}.levels")
             _check_distinct((each.label for each in levels), f"{param}.levels", "label")
             return Question("score", instructions, [Option(x.label, x.description or "") for x in levels])
     return Question("predicate", instructions, YES_NO)
@@ -202,13 +168,14 @@ def _check_distinct(values: Iterator[object], param: str, field: str) -> None:
     seen: set[object] = set()
     for index, value in enumerate(values):
         if value in seen:
-            raise bad_request(
-                f"'{param}[{index}].{field}' is that of an earlier option", f"{param}[{index}].{field}"
-            )
+            at = f"{param}[{index}].{field}"
+            raise bad_request(f"'{at}' is that of an earlier option", at)
         seen.add(value)
 
 
-def _answer(asked: AnyQuestion, found: OptionProbabilities) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
+def _answer(
+    asked: AnyQuestion, found: decide.OptionProbabilities
+) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
     mass, probabilities = found.label_mass, found.probabilities
     match asked:
         case ChoiceQuestion(choices=choices):

@@ -6,61 +6,43 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hiscore.api.content import Json, text_of
-from hiscore.api.decisions.decide import (
-    MAX_LEVELS,
-    MAX_OPTIONS,
-    MAX_QUESTIONS,
-    AskingRequest,
-    Decider,
-    OptionProbabilities,
-    check_option_count,
-    check_question_count,
-)
+from hiscore.api.decisions import decide
 from hiscore.api.decisions.decisions import DecisionsUsage, decisions_usage
 from hiscore.api.http.errors import bad_request
 from hiscore.api.wire import ModelNames, stated
 from hiscore.prompts.decisions import Message, Option, Question
 
-# Instructions of questions that have none.
-WHICH, HOW_MUCH, IS_IT = "Which option fits best?", "Which level fits best?", "Is it so?"
-
 
 class NoulCriteria(msgspec.Struct, forbid_unknown_fields=True):
-    """Descriptions of yes and no."""
-
     true: Json | None = None
     false: Json | None = None
 
 
 class Noul(msgspec.Struct, tag="noul", forbid_unknown_fields=True):
-    """A predicate."""
-
     instructions: Json | None = None
     criteria: NoulCriteria | None = None
 
 
 class NamedOptions(msgspec.Struct, tag="choice", forbid_unknown_fields=True, kw_only=True):
-    """A choice between options with descriptions."""
-
     instructions: Json | None = None
-    criteria: Annotated[dict[str, Json | None], stated(minProperties=2, maxProperties=MAX_OPTIONS)]
+    criteria: Annotated[dict[str, Json | None], stated(minProperties=2, maxProperties=decide.MAX_OPTIONS)]
 
 
 class Scale(msgspec.Struct, tag="score", forbid_unknown_fields=True, kw_only=True):
     """A score; the lowest level is first."""
 
     instructions: Json | None = None
-    criteria: Annotated[list[Json], stated(minItems=2, maxItems=MAX_LEVELS)]
+    criteria: Annotated[list[Json], stated(minItems=2, maxItems=decide.MAX_LEVELS)]
 
 
 AnyNamedQuestion: TypeAlias = Noul | NamedOptions | Scale
 
 
-class SystemOneRequest(AskingRequest, kw_only=True):
-    """A state and questions by name."""
-
+class SystemOneRequest(decide.AskingRequest, kw_only=True):
     state: Json
-    questions: Annotated[dict[str, AnyNamedQuestion], stated(minProperties=1, maxProperties=MAX_QUESTIONS)]
+    questions: Annotated[
+        dict[str, AnyNamedQuestion], stated(minProperties=1, maxProperties=decide.MAX_QUESTIONS)
+    ]
 
 
 class SystemOneAnswer(msgspec.Struct, kw_only=True):
@@ -77,24 +59,19 @@ class SystemOneAnswer(msgspec.Struct, kw_only=True):
 
 
 class SystemOneResponse(msgspec.Struct):
-    """Answers by the names of their questions."""
-
     model: str
     answers: dict[str, SystemOneAnswer]
     usage: DecisionsUsage
 
 
 async def systemone(
-    request: SystemOneRequest, request_id: str, *, decider: Decider, names: ModelNames
+    decider: decide.Decider, names: ModelNames, request: SystemOneRequest, request_id: str
 ) -> SystemOneResponse:
-    """Answer the questions of a request."""
     model = names.check(request.model)
-    check_question_count(request.questions)
+    decide.check_question_count(request.questions)
     questions = [_question(each, f"questions.{name}") for name, each in request.questions.items()]
     state = [Message("user", text_of(request.state, "state"))]
-    found = await decider.decide(
-        state, questions, request_id, rotate=request.debias is not None, calibrated=request.calibrated
-    )
+    found = await decider.decide(state, questions, request_id, request, names.adapter(request.model))
     answers = map(_answer, request.questions.values(), found.answers)
     return SystemOneResponse(
         model, dict(zip(request.questions, answers, strict=True)), decisions_usage(found)
@@ -105,27 +82,27 @@ def _question(asked: AnyNamedQuestion, param: str) -> Question:
     instructions = _text(asked.instructions, f"{param}.instructions")
     match asked:
         case NamedOptions(criteria=by_name):
-            check_option_count(by_name, MAX_OPTIONS, f"{param}.criteria")
+            decide.check_option_count(by_name, decide.MAX_OPTIONS, f"{param}.criteria")
             options = [
                 Option(name, _text(each, f"{param}.criteria.{name}")) for name, each in by_name.items()
             ]
-            return Question("choice", instructions or WHICH, options)
+            return Question("choice", instructions, options)
         case Scale(criteria=levels):
-            check_option_count(levels, MAX_LEVELS, f"{param}.criteria")
+            decide.check_option_count(levels, decide.MAX_LEVELS, f"{param}.criteria")
             options = [Option(_text(each, f"{param}.criteria[{index}]")) for index, each in enumerate(levels)]
-            return Question("score", instructions or HOW_MUCH, options)
+            return Question("score", instructions, options)
     yes = _text(asked.criteria.true if asked.criteria else None, f"{param}.criteria.true")
     no = _text(asked.criteria.false if asked.criteria else None, f"{param}.criteria.false")
     if not (instructions or yes or no):
         raise bad_request(f"'{param}' has neither instructions nor criteria", param)
-    return Question("predicate", instructions or IS_IT, [Option("Yes", yes), Option("No", no)])
+    return Question("predicate", instructions, [Option("Yes", yes), Option("No", no)])
 
 
 def _text(content: Json | None, param: str) -> str:
     return "" if content is None else text_of(content, param)
 
 
-def _answer(asked: AnyNamedQuestion, found: OptionProbabilities) -> SystemOneAnswer:
+def _answer(asked: AnyNamedQuestion, found: decide.OptionProbabilities) -> SystemOneAnswer:
     kind, mass = str(asked.__struct_config__.tag), found.label_mass
     if isinstance(asked, Noul):
         return SystemOneAnswer(type=kind, noul=found.probabilities[0], label_mass=mass)

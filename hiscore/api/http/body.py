@@ -32,11 +32,7 @@ GZIP_WINDOW_BITS = 31
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int, timeout_s: float) -> bytes:
-    """Read and decompress a body of at most `max_bytes`, compressed or not, that is complete within `timeout_s`.
-
-    Raises:
-        ApiError: The body is too large, too slow, or not what its headers say; or the caller has gone.
-    """
+    """Read and decompress a body of at most `max_bytes` that is complete within `timeout_s`."""
     _check_type(headers.get("content-type", ""))
     encoding = headers.get("content-encoding", "").strip().lower()
     encoding = "gzip" if encoding == "x-gzip" else encoding  # RFC 9110 8.4.1.3
@@ -56,15 +52,15 @@ async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int
         raise ApiError(408, f"the body was not complete after {timeout_s:g} seconds") from None
     if encoding in ("gzip", "zstd"):
         body = decompress(body, encoding, max_bytes)
-    return body.removeprefix(codecs.BOM_UTF8)
+    body = body.removeprefix(codecs.BOM_UTF8)
+    # Of its values each has two bytes at least.
+    if len(body) >= 2 * MAX_VALUES and _at_most(body) > MAX_VALUES:
+        await off_loop(partial(check_values, body), len(body))
+    return body
 
 
 def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Decompress a ``gzip`` or ``zstd`` body without ever holding much more than `max_bytes`.
-
-    Raises:
-        ApiError: The result is too large, or the body is not what its headers say.
-    """
+    """Decompress a body, or raise `ApiError` without ever holding much more than `max_bytes`."""
     try:
         if encoding == "gzip":
             inflate = zlib.decompressobj(GZIP_WINDOW_BITS)
@@ -87,9 +83,6 @@ def decode(body: bytes, request_type: type[T]) -> T:
     """Read a JSON body as a typed request.
 
     An unknown field may be null: OpenAI's client writes out what its caller has set to None.
-
-    Raises:
-        ApiError: The body is not JSON, or not such a request; the message names the field.
     """
     collects = gc.isenabled()
     # What is read has no cycles, and of many lists most of the time would be the collector's.
@@ -179,13 +172,9 @@ def _inner(kinds: Sequence[Any], container: type) -> list[Any]:
     return [each for kind in kinds if get_origin(kind) is container for each in _plain(get_args(kind)[-1])]
 
 
-async def check_values(body: bytes) -> None:
+def check_values(body: bytes) -> None:
     """Refuse a body that holds millions of values: making them would keep all callers waiting."""
-    # Each has two bytes at least.
-    if len(body) < 2 * MAX_VALUES or _at_most(body) <= MAX_VALUES:
-        return
-    count = await off_loop(partial(count_values, body), len(body))
-    if count > MAX_VALUES:
+    if (count := count_values(body)) > MAX_VALUES:
         raise bad_request(f"the body holds {count} texts, lists and objects: at most {MAX_VALUES}")
 
 

@@ -15,10 +15,10 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from hiscore.api.http.auth import Keys
-from hiscore.api.http.body import check_unique_keys, check_values, decode, is_given, read_body
+from hiscore.api.http.body import check_unique_keys, decode, is_given, read_body
 from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
-from hiscore.api.http.events import DONE, HEADERS, EventStream, encoded, event
+from hiscore.api.http.events import DONE, HEADERS, EventStream, event
 from hiscore.api.http.interruption import Interrupted, Interruptible
 from hiscore.api.http.metrics import Metrics
 from hiscore.api.http.trace import follow
@@ -71,12 +71,7 @@ class Endpoint:
     """The ASGI application of one POST route; the last variant takes all bodies that no other does."""
 
     def __init__(
-        self,
-        route: str,
-        variants: Sequence[Variant],
-        settings: ApiBounds,
-        keys: Keys,
-        metrics: Metrics,
+        self, route: str, variants: Sequence[Variant], settings: ApiBounds, keys: Keys, metrics: Metrics
     ) -> None:
         self.route, self.variants = route, variants
         self._settings, self._keys, self._metrics = settings, keys, metrics
@@ -91,10 +86,13 @@ class Endpoint:
         variant, answer = self.variants[-1], None
         try:
             try:
-                body = await self._body(headers, receive)
+                self._keys.check(headers)
+                body = await read_body(receive, headers, self._settings.max_body_bytes, BODY_TIMEOUT_S)
                 variant = self._variant_of(body)
                 # Held until the answer has been sent: thousands of numbers take a while to free.
-                request = await self._request(body, variant)
+                request = decode(body, variant.request)
+                if variant.unique_keys:
+                    await off_loop(partial(check_unique_keys, body), len(body))
                 answer = await unless_gone(receive, variant.handle(request, request_id))
             except Exception as error:
                 answer = self._failure(error, request_id)
@@ -114,46 +112,34 @@ class Endpoint:
                     (b"content-type", b"application/json"),
                     (b"x-request-id", request_id.encode()),
                     *HEADERS_OF.get(status, ()),
-                    *(
-                        []
-                        if failed or not variant.warning
-                        else [(b"x-hiscore-warning", variant.warning.encode())]
-                    ),
                 ]
+                if variant.warning and not failed:
+                    head.append((b"x-hiscore-warning", variant.warning.encode()))
                 await send({"type": "http.response.start", "status": status, "headers": head})
                 await send({"type": "http.response.body", "body": content})
         finally:
             self._metrics.finished(self.route, status, time.perf_counter() - started)
-
-    async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
-        self._keys.check(headers)
-        settings = self._settings
-        body = await read_body(receive, headers, settings.max_body_bytes, BODY_TIMEOUT_S)
-        await check_values(body)
-        return body
-
-    async def _request(self, body: bytes, variant: Variant) -> Any:
-        request = decode(body, variant.request)
-        if variant.unique_keys:
-            await off_loop(partial(check_unique_keys, body), len(body))
-        return request
 
     async def _send_events(self, stream: EventStream, variant: Variant, send: Send, request_id: str) -> int:
         """Send an answer in events; a failure is one more. Returns the status that it would have had alone."""
         head = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
         head.append((b"x-request-id", request_id.encode()))
         status = 200
-        async with aclosing(encoded(stream)) as events:
+
+        async def tell(data: Any) -> None:
+            # Waits for a reader that is slow, and with it the models' stream.
+            await send({"type": "http.response.body", "body": event(data), "more_body": True})
+
+        async with aclosing(stream.others) as others:
             await send({"type": "http.response.start", "status": status, "headers": head})
             try:
-                async for each in events:
-                    # Waits for a reader that is slow, and with it the models' stream.
-                    await send({"type": "http.response.body", "body": each, "more_body": True})
+                await tell(stream.first)
+                async for each in others:
+                    await tell(each)
             except Exception as error:
                 failure = self._failure(error, request_id)
                 status = failure.status
-                last = event(variant.error_shape(failure, request_id))
-                await send({"type": "http.response.body", "body": last, "more_body": True})
+                await tell(variant.error_shape(failure, request_id))
             await send({"type": "http.response.body", "body": DONE})
         return status
 

@@ -56,7 +56,6 @@ CODES = {
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """An `ApiError` with status 400."""
     return ApiError(400, message, param, code)
 
 
@@ -107,12 +106,10 @@ def openai_error(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def cohere_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Cohere's shape."""
     return {"id": request_id, "message": error.message}
 
 
 def tei_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """The shape of Hugging Face's Text Embeddings Inference."""
     kinds = {429: "Overloaded", 503: "Unhealthy", 504: "Backend", 500: "Backend"}
     return {
         "error": error.message,
@@ -122,7 +119,6 @@ def tei_error(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def nim_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """The shape of NVIDIA's NIM for ranking."""
     return {
         "object": "error",
         "message": error.message,

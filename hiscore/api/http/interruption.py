@@ -5,7 +5,6 @@
 
 import asyncio
 import sys
-from types import TracebackType
 
 
 class Interrupted(Exception):
@@ -31,9 +30,7 @@ class Interruptible:
             self._interrupted = True
             self._task.cancel()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._open = False
         if self._interrupted and kind is not None:
             if sys.version_info >= (3, 11):

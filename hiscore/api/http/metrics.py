@@ -24,8 +24,6 @@ DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Metrics:
-    """Counts requests and their seconds."""
-
     def __init__(self) -> None:
         disable_created_metrics()
         self._registry = registry = CollectorRegistry()
@@ -66,15 +64,12 @@ class Metrics:
         )
 
     def token_times(self, route: str) -> "TokenTimes":
-        """Begin to count the times of a request's tokens."""
         return TokenTimes(self._first_token.labels(route), self._between_tokens.labels(route))
 
     def started(self, route: str) -> None:
-        """Count a request that has begun."""
         self._running_of(route).inc()
 
     def finished(self, route: str, status: int, seconds: float) -> None:
-        """Count a request that has been answered."""
         self._running_of(route).dec()
         requests, its_seconds = self._answered_of(route, status)
         requests.inc()
@@ -84,7 +79,6 @@ class Metrics:
         return self._requests.labels(route, str(status)), self._seconds.labels(route, str(status))
 
     def page(self) -> bytes:
-        """The page that Prometheus scrapes."""
         if DIRECTORY in os.environ:
             _forget_dead(Path(os.environ[DIRECTORY]))
             registry = CollectorRegistry()
@@ -111,7 +105,6 @@ class TokenTimes:
         self._latest: dict[int, float] = {}
 
     def add(self, choice: int, tokens: int) -> None:
-        """Count tokens of a choice that have come."""
         if not tokens:
             return
         now = time.perf_counter()

@@ -23,5 +23,4 @@ def follow(headers: Mapping[str, str]) -> None:
 
 
 def metadata() -> dict[str, str]:
-    """gRPC metadata for the next request to the models."""
     return _CALLERS.get()

@@ -1,6 +1,5 @@
 """``/score`` and ``/v1/score`` in vLLM's body: how well each text of a pair fits the other."""
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -8,9 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from hiscore.api.http.errors import bad_request
-from hiscore.api.ranking.relevance import Ranker, check_documents
-from hiscore.api.wire import SOME, Limit, ModelNames, Request, Usage, exactly_one, usage
-from hiscore.prompts.truncation import Truncation
+from hiscore.api.ranking.relevance import Ranker
+from hiscore.api.wire import SOME, Limit, Listed, ModelNames, Request, exactly_one, usage
+from hiscore.prompts.token_limits import Truncation
 
 # The names that versions of vLLM have given to the two sides.
 FIRST = ("queries", "text_1", "data_1")
@@ -31,53 +30,41 @@ class PairRequest(Request):
     max_tokens_per_doc: Limit | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    use_activation: Literal[True] | None = None
+    use_activation: bool | None = None
 
 
 class PairScore(msgspec.Struct, tag_field="object", tag="score", omit_defaults=True):
-    """The score of one pair."""
-
     index: int
     score: float
     truncated: bool = False
 
 
-class PairResponse(msgspec.Struct, kw_only=True):
-    """The scores, in the order of the pairs."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
+class PairResponse(Listed, kw_only=True):
     data: list[PairScore]
-    usage: Usage
 
 
 async def score_pairs(
-    request: PairRequest, request_id: str, *, ranker: Ranker, names: ModelNames
+    ranker: Ranker, names: ModelNames, request: PairRequest, request_id: str
 ) -> PairResponse:
-    """Score the pairs of a request."""
     model = names.check(request.model)
     _, first = exactly_one({name: getattr(request, name) for name in FIRST})
     param, second = exactly_one({name: getattr(request, name) for name in SECOND})
     documents = [second] if isinstance(second, str) else second
-    check_documents(documents, param)
     queries = _spread(first, len(documents))
     truncation = Truncation(
         document=request.max_tokens_per_doc or None,
         left=request.truncation_side == "left",
-        prompt=ranker.context_length
-        if request.truncate_prompt_tokens == -1
-        else request.truncate_prompt_tokens,
+        prompt=ranker.most(request.truncate_prompt_tokens),
     )
-    ranking = await ranker.rank(queries, documents, request_id, request.instruction, truncation)
+    adapter = names.adapter(request.model)
+    ranking = await ranker.rank(
+        queries, documents, request_id, request.instruction, truncation, param, adapter
+    )
+    scores = ranking.logits if request.use_activation is False else ranking.scores
     return PairResponse(
         id=request_id,
-        created=int(time.time()),
         model=model,
-        data=[
-            PairScore(index, score, ranking.cut[index]) for index, score in enumerate(ranking.probabilities)
-        ],
+        data=[PairScore(index, score, ranking.cut[index]) for index, score in enumerate(scores)],
         usage=usage(ranking.prompt_tokens, ranking.cached_tokens),
     )
 

@@ -1,31 +1,23 @@
 """The relevance of documents to a query, by labels of a causal LM, by a logit, or by an encoder's pairs."""
 
-import asyncio
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from hiscore.api.http.encoding import off_loop
-from hiscore.api.http.errors import ApiError, bad_request
-from hiscore.api.models import Models
-from hiscore.prompts.cannot_encode import CannotEncode
-from hiscore.prompts.chat import PromptError
+from hiscore.api.http.encoding import prompted
+from hiscore.api.http.errors import bad_request
+from hiscore.api.models import Models, few_at_once
+from hiscore.prompts.listwise import Blocks, ListwisePrompts
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.recipe import Recipe
 from hiscore.prompts.rerank import RerankPrompts
-from hiscore.prompts.shared_beginning import Prompts
-from hiscore.prompts.token_limits import TokenLimits, TooMuchText
-from hiscore.prompts.truncation import NOTHING, CutPairs, CutPrompts, Truncation, cut_pairs, cut_prompts
-
-Made = TypeVar("Made", CutPairs, CutPrompts)
-# The logarithm of the smallest float32: a probability of 0 is one below it.
-MIN_LOG = math.log(2.0**-149)
-# Of one request at once, so that others find room in the models' queue.
-MOST_CALLS = 64
+from hiscore.prompts.token_limits import NOTHING, TokenLimits, Truncation
+from hiscore.prompts.truncation import cut_prompts
+from hiscore_client import ScoreResult
 
 
 @dataclass(frozen=True)
@@ -33,17 +25,22 @@ class Ranking:
     """The documents of a call.
 
     Attributes:
-        probabilities: One per document, from 0 to 1.
-        logits: log(p / (1 - p)) of each of these.
+        scores: One per document: what the checkpoint's activation makes of its logit.
+        logits: Of relevance; of one label of several log(p / (1 - p)).
         prompt_tokens: Tokens of all prompts, those that they share counted once.
         cut: True of each document that was cut, or whose query was.
     """
 
-    probabilities: list[float]
+    scores: list[float]
     logits: list[float]
     prompt_tokens: int
     cached_tokens: int
     cut: list[bool]
+
+    @property
+    def probabilities(self) -> list[float]:
+        """The logits' sigmoids, whatever the checkpoint's own activation is."""
+        return _sigmoid(self.logits)
 
     def best(self, top_n: int | None) -> list[int]:
         """Give the indices of the most relevant documents, best first; equal ones keep their order."""
@@ -51,30 +48,31 @@ class Ranking:
         return order[:top_n]
 
 
-@dataclass(frozen=True)
-class RankedTexts:
-    """The texts of a call: a query for each document."""
-
-    queries: Sequence[str]
-    documents: Sequence[str]
-    instruction: str | None
-    truncation: Truncation
-
-
 class Ranker:
-    """Ranks documents within `limits`; the base class refuses to, and says why."""
+    """Ranks documents within `limits` by the prompts of a checkpoint; without any it refuses to, and says why."""
 
     def __init__(
-        self, models: Models, limits: TokenLimits, refusal: str = "", recipe: Recipe | None = None
+        self,
+        models: Models,
+        limits: TokenLimits,
+        prompts: RerankPrompts | PairPrompts | ListwisePrompts | None = None,
+        recipe: Recipe | None = None,
+        refusal: str = "",
     ) -> None:
-        self._models, self._limits, self._refusal = models, limits, refusal
+        self._models, self._limits, self._prompts, self._refusal = models, limits, prompts, refusal
         self.warnings = recipe.warnings if recipe else []
         self._column = recipe.column if recipe else 0
+        self._activation = recipe.activation.value if recipe else "Identity"
+        self._longest = (recipe.longest if recipe else None) or limits.context
 
     @property
     def context_length(self) -> int:
-        """Tokens that a prompt may have."""
-        return self._limits.context
+        """Tokens to which a prompt is cut where a request leaves the number to the model."""
+        return min(self._limits.context, self._longest)
+
+    def most(self, asked: int | None) -> int | None:
+        """Tokens to which a prompt is cut, -1 being what the model takes; None: it is not."""
+        return self.context_length if asked == -1 else asked
 
     async def rank(
         self,
@@ -83,124 +81,69 @@ class Ranker:
         request_id: str,
         instruction: str | None = None,
         truncation: Truncation = NOTHING,
+        param: str = "documents",
+        adapter: str = "",
     ) -> Ranking:
-        """Score documents, at least one, for one query or a query each.
+        """Score documents (`param`), at least one, for one query or a query each; pairs in a call for each query.
 
-        The `instruction` says what relevant means; None: the template's own.
+        The `instruction` says what relevant means; None: the template's own. `adapter` is a name; empty: none.
         """
+        if not documents:
+            raise bad_request(f"'{param}' is empty: at least one is needed", param)
+        if (prompts := self._prompts) is None:
+            raise bad_request(self._refusal)
         queries = [query] * len(documents) if isinstance(query, str) else query
-        return await self._rank(RankedTexts(queries, documents, instruction, truncation), request_id)
-
-    async def _rank(self, texts: RankedTexts, request_id: str) -> Ranking:
-        raise bad_request(self._refusal)
-
-    async def _by_logit(self, prompts: Prompts, request_id: str, labels: Sequence[int] = ()) -> Ranking:
-        """Read one logit: a label's, or that of a classifier or an encoder."""
-        result = await self._models.score_ids(
-            prompts.query, prompts.items, labels, raw_logits=bool(labels), request_id=request_id
-        )
-        others = np.delete(result.scores.astype(np.float64), self._column, axis=1)
-        logits = result.scores[:, self._column].tolist()
-        if others.shape[1]:
-            logits = (logits - np.logaddexp.reduce(others, axis=1)).tolist()
-        uncut = [False] * len(logits)
+        if isinstance(prompts, ListwisePrompts):
+            if len(set(queries)) > 1:
+                raise bad_request("this model ranks the documents of one query: send one")
+            make_blocks = partial(
+                prompts.blocks, queries[0], documents, instruction, truncation, self._limits
+            )
+            size = sum(map(len, documents))
+            if adapter:
+                raise bad_request("this model ranks documents together: by no adapter", "model")
+            return await self._rank_blocks(await prompted(make_blocks, size, "a text"), request_id)
+        make = partial(cut_prompts, prompts, queries, documents, instruction, truncation, self._limits)
+        size = prompts.characters(queries, documents)
+        made = await prompted(make, size, "a query or a document")
+        labels, lengths = prompts.label_ids, prompts.label_lengths
+        # The logits of two labels differ as the logarithms of their probabilities do.
+        options: dict[str, Any] = {"raw_logits": bool(labels)}
+        if lengths is not None:
+            options = {"label_lengths": lengths, "log_scores": True}
+        score = partial(self._models.score_ids, request_id=request_id, adapter=adapter, **options)
+        found = await few_at_once([partial(score, *each, labels) for _, each in made.prompts])
+        logits = np.empty(len(documents))
+        for (rows, _), result in zip(made.prompts, found, strict=True):
+            logits[rows] = self._logits(result, len(lengths or labels))
         return Ranking(
-            _sigmoid(logits), logits, result.usage.prompt_tokens, result.usage.cached_tokens, uncut
-        )
-
-
-class LogitRanker(Ranker):
-    """Ranks by prompts with one label, whose logit is the score, or none: a classifier's."""
-
-    def __init__(self, models: Models, limits: TokenLimits, prompts: RerankPrompts, recipe: Recipe) -> None:
-        super().__init__(models, limits, recipe=recipe)
-        self._prompts = prompts
-
-    async def _rank(self, texts: RankedTexts, request_id: str) -> Ranking:
-        size = self._prompts.characters(texts.queries, texts.documents)
-        make = partial(
-            cut_prompts,
-            self._prompts,
-            texts.queries,
-            texts.documents,
-            texts.instruction,
-            texts.truncation,
-            self._limits,
-        )
-        cut = await off_loop(partial(_made, make), size)
-        ranking = await self._by_labels(cut.prompts, request_id, self._prompts.label_ids)
-        return replace(ranking, cut=[document or cut.query for document in cut.documents])
-
-    async def _by_labels(self, prompts: Prompts, request_id: str, labels: Sequence[int]) -> Ranking:
-        return await self._by_logit(prompts, request_id, labels)
-
-
-class LabelRanker(LogitRanker):
-    """Ranks by prompts with two labels: the score is the probability of the first against the second."""
-
-    async def _by_labels(self, prompts: Prompts, request_id: str, labels: Sequence[int]) -> Ranking:
-        result = await self._models.score_ids(
-            prompts.query, prompts.items, labels, apply_softmax=True, request_id=request_id
-        )
-        with np.errstate(divide="ignore"):
-            logs = np.maximum(np.log(result.scores.astype(np.float64)), MIN_LOG)
-        return Ranking(
-            result.scores[:, 0].tolist(),
-            (logs[:, 0] - logs[:, 1]).tolist(),
-            result.usage.prompt_tokens,
-            result.usage.cached_tokens,
-            [False] * len(logs),
-        )
-
-
-class PairRanker(Ranker):
-    """Ranks by pairs of texts without a prompt around them, in a call for each query."""
-
-    def __init__(self, models: Models, limits: TokenLimits, prompts: PairPrompts, recipe: Recipe) -> None:
-        super().__init__(models, limits, recipe=recipe)
-        self._prompts = prompts
-
-    @property
-    def context_length(self) -> int:
-        """Tokens that a pair may have if it is cut to what the checkpoint was made for."""
-        return min(self._limits.context, self._prompts.longest)
-
-    async def _rank(self, texts: RankedTexts, request_id: str) -> Ranking:
-        given = texts.queries, texts.documents, texts.instruction, texts.truncation
-        make = partial(cut_pairs, self._prompts, *given, self._limits)
-        pairs = await off_loop(partial(_made, make), sum(map(len, texts.documents)))
-        turns = asyncio.Semaphore(MOST_CALLS)
-
-        async def ranked(prompts: Prompts) -> Ranking:
-            async with turns:
-                return await self._by_logit(prompts, request_id)
-
-        calls = [asyncio.create_task(ranked(prompts)) for _, prompts in pairs.prompts]
-        try:
-            found = await asyncio.gather(*calls)
-        finally:
-            for call in calls:
-                call.cancel()
-        logits = np.empty(len(texts.documents))
-        for (rows, _), ranking in zip(pairs.prompts, found, strict=True):
-            logits[rows] = ranking.logits
-        return Ranking(
-            _sigmoid(logits.tolist()),
+            ACTIVATIONS[self._activation](logits.tolist()),
             logits.tolist(),
-            sum(ranking.prompt_tokens for ranking in found),
-            sum(ranking.cached_tokens for ranking in found),
-            pairs.cut,
+            sum(result.usage.prompt_tokens for result in found),
+            sum(result.usage.cached_tokens for result in found),
+            made.cut,
         )
 
+    async def _rank_blocks(self, blocks: Blocks, request_id: str) -> Ranking:
+        """Rank documents that see each other, by the cosine of each to the mean of all blocks' queries."""
+        score = partial(self._models.score_ids, [], labels=[], request_id=request_id)
+        found = await few_at_once([partial(score, [ids], places=places) for ids, places in blocks.prompts])
+        rows = [np.asarray(each.place_values, np.float64) for each in found]
+        units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in rows]
+        # As published: a block's query counts by how well its best document fits.
+        weights = [(1 + (each[:-1] @ each[-1]).max()) / 2 for each in units]
+        mean = np.average([each[-1] for each in rows], axis=0, weights=weights)
+        cosines = (np.concatenate([each[:-1] for each in units]) @ (mean / np.linalg.norm(mean))).tolist()
+        tokens = sum(each.usage.prompt_tokens for each in found)
+        return Ranking(cosines, cosines, tokens, sum(each.usage.cached_tokens for each in found), blocks.cut)
 
-def make_ranker(
-    models: Models, limits: TokenLimits, prompts: RerankPrompts | PairPrompts, recipe: Recipe
-) -> Ranker:
-    """Make the ranker for a checkpoint's prompts."""
-    if isinstance(prompts, PairPrompts):
-        return PairRanker(models, limits, prompts, recipe)
-    by = LabelRanker if len(prompts.label_ids) == 2 else LogitRanker
-    return by(models, limits, prompts, recipe)
+    def _logits(self, result: ScoreResult, labels: int) -> npt.NDArray[np.float64]:
+        """Read one logit of each item: a label's, of two the difference, or that of a classifier or an encoder."""
+        scores = result.scores.astype(np.float64)
+        logits, others = scores[:, self._column], np.delete(scores, self._column, axis=1)
+        if labels == 2 or self._activation == "Softmax":
+            logits = logits - np.logaddexp.reduce(others, axis=1)
+        return logits
 
 
 def _sigmoid(logits: Sequence[float]) -> list[float]:
@@ -208,17 +151,10 @@ def _sigmoid(logits: Sequence[float]) -> list[float]:
     return values
 
 
-def _made(make: Callable[[], Made]) -> Made:
-    """Make prompts of callers' texts; a failure is the caller's."""
-    try:
-        return make()
-    except CannotEncode as error:
-        raise bad_request(f"a query or a document cannot be encoded: {error}") from None
-    except (PromptError, TooMuchText) as error:
-        raise bad_request(str(error)) from None
-
-
-def check_documents(documents: Sequence[object], param: str) -> None:
-    """Refuse a request without documents."""
-    if not documents:
-        raise ApiError(400, f"'{param}' is empty: at least one is needed", param)
+ACTIVATIONS: Mapping[str, Callable[[Sequence[float]], list[float]]] = {
+    "Sigmoid": _sigmoid,
+    "Softmax": _sigmoid,
+    "Identity": list,
+    "Tanh": lambda logits: np.tanh(logits).tolist(),
+    "ReLU": lambda logits: np.maximum(logits, 0).tolist(),
+}

@@ -1,4 +1,4 @@
-"""Reranking in the bodies of Cohere, Jina, vLLM and SGLang: ``/v1/rerank``, ``/v2/rerank`` and ``/rerank``."""
+"""Reranking in the bodies of Cohere, Jina, vLLM and SGLang, of Text Embeddings Inference, and of NVIDIA's NIM."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from hiscore.api.http.errors import bad_request
-from hiscore.api.ranking.relevance import Ranker, Ranking, check_documents
+from hiscore.api.ranking.relevance import Ranker, Ranking
 from hiscore.api.wire import SOME, Count, Ignored, Limit, ModelNames, Request, Usage, usage
-from hiscore.prompts.truncation import Truncation
+from hiscore.prompts.token_limits import Truncation
 
 
 class Document(msgspec.Struct):
@@ -39,12 +39,11 @@ class RerankRequest(Request):
     truncation_side: Literal["left", "right"] | None = None
     max_chunks_per_doc: Ignored = None
     rank_fields: list[Literal["text"]] | None = None
-    use_activation: Literal[True] | None = None
+    raw_scores: bool | None = None
+    use_activation: bool | None = None
 
 
 class Result(msgspec.Struct, omit_defaults=True):
-    """One document of the answer."""
-
     index: int
     relevance_score: float
     document: Document | None = None
@@ -62,27 +61,36 @@ class RerankResponse(msgspec.Struct, kw_only=True):
 
 
 async def rerank(
-    request: RerankRequest, request_id: str, *, ranker: Ranker, names: ModelNames
+    ranker: Ranker, names: ModelNames, request: RerankRequest, request_id: str
 ) -> RerankResponse:
-    """Rank the documents of a request."""
     model = names.check(request.model)
-    check_documents(request.documents, "documents")
     texts = [each if isinstance(each, str) else each.text for each in request.documents]
-    prompt_tokens = request.truncate_prompt_tokens
     truncation = Truncation(
         request.max_tokens_per_query,
         request.max_tokens_per_doc or None,
-        ranker.context_length if prompt_tokens == -1 else prompt_tokens,
+        ranker.most(request.truncate_prompt_tokens),
         left=request.truncation_side == "left",
     )
     if request.instruction is not None and request.instruct is not None:
         raise bad_request("'instruction' and 'instruct' are the same: send one", "instruct")
     instruction = request.instruct if request.instruction is None else request.instruction
-    ranking = await ranker.rank(request.query, texts, request_id, instruction, truncation)
+    raw = bool(request.raw_scores)
+    if request.use_activation is not None:
+        if request.raw_scores is not None and raw == request.use_activation:
+            raise bad_request("'raw_scores' and 'use_activation' contradict each other", "raw_scores")
+        raw = not request.use_activation
+    ranking = await ranker.rank(
+        request.query,
+        texts,
+        request_id,
+        instruction,
+        truncation,
+        adapter=names.adapter(request.model),
+    )
     return RerankResponse(
         id=request_id,
         model=model,
-        results=_results(ranking, request.top_n or None, texts if request.return_documents else None),
+        results=_results(ranking, raw, request.top_n or None, texts if request.return_documents else None),
         usage=usage(ranking.prompt_tokens, ranking.cached_tokens),
         meta={
             "api_version": {"version": "2"},
@@ -93,9 +101,98 @@ async def rerank(
     )
 
 
-def _results(ranking: Ranking, top_n: int | None, texts: Sequence[str] | None) -> list[Result]:
+def _results(ranking: Ranking, raw: bool, top_n: int | None, texts: Sequence[str] | None) -> list[Result]:
     documents = [None] * len(ranking.cut) if texts is None else [Document(text) for text in texts]
+    scores = ranking.logits if raw else ranking.scores
     return [
-        Result(index, ranking.probabilities[index], documents[index], ranking.cut[index])
-        for index in ranking.best(top_n)
+        Result(index, scores[index], documents[index], ranking.cut[index]) for index in ranking.best(top_n)
     ]
+
+
+class TeiRerankRequest(Request):
+    """A query and texts; `instruction` is ours, `top_n` what the package rerankers sends (0: all)."""
+
+    query: str
+    texts: Annotated[list[str], SOME]
+    raw_scores: bool = False
+    return_text: bool = False
+    truncate: bool | None = None
+    truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
+    instruction: str | None = None
+    top_n: Limit | None = None
+
+
+class TeiRank(msgspec.Struct, omit_defaults=True):
+    index: int
+    score: float
+    text: str | None = None
+    truncated: bool = False
+
+
+async def rank_texts(
+    ranker: Ranker, names: ModelNames, request: TeiRerankRequest, request_id: str
+) -> list[TeiRank]:
+    names.check(request.model)
+    truncation = Truncation(
+        prompt=ranker.context_length if request.truncate else None,
+        left=request.truncation_direction.lower() == "left",
+    )
+    ranking = await ranker.rank(
+        request.query,
+        request.texts,
+        request_id,
+        request.instruction,
+        truncation,
+        "texts",
+        names.adapter(request.model),
+    )
+    scores = ranking.logits if request.raw_scores else ranking.probabilities
+    return [
+        TeiRank(
+            index, scores[index], request.texts[index] if request.return_text else None, ranking.cut[index]
+        )
+        for index in ranking.best(request.top_n or None)
+    ]
+
+
+class Text(msgspec.Struct):
+    text: str
+
+
+class RankingRequest(Request):
+    query: Text
+    passages: Annotated[list[Text], SOME]
+    truncate: Literal["NONE", "END"] = "NONE"
+    instruction: str | None = None
+
+
+class RankedPassage(msgspec.Struct, omit_defaults=True):
+    index: int
+    logit: float
+    truncated: bool = False
+
+
+class RankingResponse(msgspec.Struct):
+    rankings: list[RankedPassage]
+    usage: Usage
+
+
+async def rank_passages(
+    ranker: Ranker, names: ModelNames, request: RankingRequest, request_id: str
+) -> RankingResponse:
+    names.check(request.model)
+    texts = [passage.text for passage in request.passages]
+    truncation = Truncation(prompt=ranker.context_length if request.truncate == "END" else None)
+    ranked = await ranker.rank(
+        request.query.text,
+        texts,
+        request_id,
+        request.instruction,
+        truncation,
+        "passages",
+        names.adapter(request.model),
+    )
+    return RankingResponse(
+        [RankedPassage(index, ranked.logits[index], ranked.cut[index]) for index in ranked.best(None)],
+        usage(ranked.prompt_tokens, ranked.cached_tokens),
+    )

@@ -10,10 +10,13 @@ from hiscore.api.http.errors import bad_request
 from hiscore.api.models import Models, rows
 from hiscore.api.wire import Count, ModelNames, Request, TokenId, Usage, usage
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
+from hiscore.settings import Limits
+
+OPTIONS = ("apply_softmax", "temperature", "raw_logits", "label_lengths", "log_scores", "normalize")
 
 
 class ScoreBody(Request):
-    """SGLang's ``ScoringRequest``; `labels`, `label_counts` and `raw_logits` are ours.
+    """SGLang's ``ScoringRequest``; `labels` and, from `label_counts` on, what is not its own are ours.
 
     A list in `label_token_ids` has an item's own labels, as `label_counts` says for those that are not in lists.
     """
@@ -27,13 +30,15 @@ class ScoreBody(Request):
     temperature: Annotated[float, Meta(gt=0)] = 1.0
     label_counts: list[Count] | None = None
     raw_logits: bool = False
+    label_lengths: list[Count] | None = None
+    log_scores: bool = False
+    normalize: Literal["none", "tokens", "bytes"] = "none"
+    item_adapters: list[str] | None = None
     return_token_logprobs: Literal[False] = False
     return_pooled_hidden_states: Literal[False] = False
 
 
 class ScoreResponse(msgspec.Struct, kw_only=True):
-    """SGLang's ``ScoringResponse``: a row of scores for each item."""
-
     scores: list[list[float]]
     model: str
     usage: Usage
@@ -41,24 +46,15 @@ class ScoreResponse(msgspec.Struct, kw_only=True):
 
 
 async def score(
-    request: ScoreBody,
-    request_id: str,
-    *,
-    models: Models,
-    names: ModelNames,
-    limits: TokenLimits,
-    max_labels: int,
+    models: Models, names: ModelNames, limits: TokenLimits, request: ScoreBody, request_id: str
 ) -> ScoreResponse:
     """Score the items of a request. Too many token ids are refused before they are laid out for the models."""
     model = names.check(request.model)
     items = [request.items] if isinstance(request.items, str) else request.items
-    label_ids, counts = _labels(request, len(items), max_labels)
-    options: dict[str, Any] = {
-        "apply_softmax": request.apply_softmax,
-        "temperature": request.temperature,
-        "label_counts": counts,
-        "raw_logits": request.raw_logits,
-    }
+    label_ids, counts = _labels(request, len(items))
+    options: dict[str, Any] = {name: getattr(request, name) for name in OPTIONS}
+    options |= {"label_counts": counts, "request_id": request_id, "item_adapters": request.item_adapters}
+    options["adapter"] = names.adapter(request.model, any_head=True)
     if isinstance(request.query, str):
         result = await models.score_text(
             request.query,
@@ -66,7 +62,6 @@ async def score(
             labels=request.labels,
             label_token_ids=label_ids,
             item_first=request.item_first,
-            request_id=request_id,
             **options,
         )
     else:
@@ -79,34 +74,34 @@ async def score(
             raise bad_request(str(error), "items") from None
         if request.item_first:
             query, item_ids = [], [[*item, *query] for item in item_ids]
-        result = await models.score_ids(query, item_ids, label_ids or (), request_id=request_id, **options)
+        result = await models.score_ids(query, item_ids, label_ids or (), **options)
     scores = rows(result.scores)
     if counts is not None and request.label_counts is None:
         scores = [row[:count] for row, count in zip(scores, counts, strict=True)]
     return ScoreResponse(
-        scores=scores,
-        model=model,
-        usage=usage(result.usage.prompt_tokens, result.usage.cached_tokens),
+        scores=scores, model=model, usage=usage(result.usage.prompt_tokens, result.usage.cached_tokens)
     )
 
 
-def _labels(request: ScoreBody, items: int, max_labels: int) -> tuple[list[int] | None, list[int] | None]:
+def _labels(request: ScoreBody, items: int) -> tuple[list[int] | None, list[int] | None]:
     """Return the ids of all labels in turn and how many are each item's own, or None."""
     ids, counts = request.label_token_ids, request.label_counts
     if lists := [each for each in ids or () if isinstance(each, list)]:
-        if counts is not None or len(lists) != len(ids or ()) or len(lists) != items or not all(lists):
+        others = counts is not None or request.label_lengths is not None
+        if others or len(lists) != len(ids or ()) or len(lists) != items or not all(lists):
             raise bad_request(
                 f"'label_token_ids' must hold ids, or a list of at least one for each of {items} items "
-                "without 'label_counts'",
+                "without 'label_counts' and 'label_lengths'",
                 "label_token_ids",
             )
         ids, counts = [label for each in lists for label in each], list(map(len, lists))
-    labels, most, whose = len(ids or ()), max_labels, "in one call"
+    of_each = ids if request.label_lengths is None else request.label_lengths
+    labels, most, whose = len(of_each or ()), Limits.max_labels, "in one call"
     if counts is not None:
-        most, whose = max_labels * items, f"for {items} items"
+        most, whose = Limits.max_labels * items, f"for {items} items"
     if labels > most:
         raise bad_request(
-            f"'label_token_ids' holds {labels} labels: at most {most} {whose} (MAX_LABELS)", "label_token_ids"
+            f"'label_token_ids' holds {labels} labels: at most {most} {whose}", "label_token_ids"
         )
     return cast("list[int] | None", ids), counts
 

@@ -61,6 +61,8 @@ class DecodeEngine:
             engine's thread: it must not block or raise.
         on_failure: Called with what the worker raised, before the sequences concerned are told.
         on_death: Called after them, if the engine cannot go on.
+        overlap: Launch an iteration before the one before is read. On a CPU, where a launch computes, tokens would
+            only be late by it, and a step more be computed than a sequence needs.
 
     Example:
         With `worker`, any device side, and `outputs`, a list:
@@ -84,8 +86,9 @@ class DecodeEngine:
         on_death: Callable[[Exception], None] = lambda error: None,
         preemption_policy: PreemptionPolicy = PreemptionPolicy(),  # noqa: B008 (frozen)
         board: LoadBoard | None = None,
+        overlap: bool = True,
     ) -> None:
-        self._worker, self._emit = worker, emit
+        self._worker, self._emit, self._overlap = worker, emit, overlap
         self._on_failure, self._on_death = on_failure, on_death
         self._detokenizer, self._eos_ids = detokenizer, eos_ids
         self._cache_config = worker.cache_config
@@ -147,13 +150,17 @@ class DecodeEngine:
             schedule = self._scheduler.schedule(self._worker.drained)
             launched = self._launch(schedule)
             self.times.leave_queue(schedule.prefilling)
+            if not self._overlap:  # what is computed is read first, then what first tokens need not wait for
+                for entry in launched:
+                    self._collect(entry)
+            self._admit(schedule)
             self._update_room()
             # The device is busy with this iteration: time for what nobody waits for, and to read the one before.
             self._scheduler.publish_prompts()
             for entry in in_flight:
                 self._collect(entry)
             busy = bool(in_flight or launched)
-            in_flight = launched
+            in_flight = launched if self._overlap else []
 
     def _launch(self, schedule: Schedule) -> list[InFlight]:
         """Launch an iteration, the step first, which no prefill delays. A failure ends its own sequences only."""
@@ -182,11 +189,13 @@ class DecodeEngine:
                 prompt_tokens = sum(len(chunk.tokens) for chunk in schedule.chunks)
                 launched.append(InFlight(prefill, schedule.prefilling, schedule.completed, prompt_tokens))
                 self._fail_each(launched[-1].failed)
+        return launched
+
+    def _admit(self, schedule: Schedule) -> None:
         for sequence in schedule.admitted:
             if not sequence.has_failed:
                 with self._fail_only([sequence]):
                     self._worker.admit(make_admission(sequence))
-        return launched
 
     def _receive(self, poll: bool) -> bool:
         """Take in new calls, cancellations and timeouts; return False once nothing is left to do, ever."""

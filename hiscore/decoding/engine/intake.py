@@ -15,7 +15,6 @@ import numpy as np
 from hiscore.arrays import Int32
 from hiscore.decoding.requests.grammar import GrammarCompiler, GrammarMatcher
 from hiscore.decoding.requests.sampling_params import SamplingParams
-from hiscore.decoding.requests.vllm_inputs import PLAIN_ANSWER, AnswerShape
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.models.support import CheckpointFacts
@@ -37,7 +36,6 @@ class DecodeRequest:
     params: SamplingParams
     deadline: float
     start_by: float
-    shape: AnswerShape = PLAIN_ANSWER
     arrived: float = field(default_factory=time.monotonic)
 
 

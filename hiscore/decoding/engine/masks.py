@@ -5,12 +5,12 @@ grammar sits out steps until its mask is there: every other step where others ke
 alone. Sequences without a grammar never wait for it.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from hiscore.arrays import Int32
 from hiscore.decoding.sequence import Sequence
+from hiscore.server.host import usable_cores
 
 MAX_THREADS = 8
 
@@ -21,7 +21,7 @@ class MaskThreads:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._pending: list[tuple[Sequence, Future[Int32]]] = []
-        self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "hiscore-masks")
+        self._threads = ThreadPoolExecutor(min(MAX_THREADS, usable_cores()), "hiscore-masks")
 
     def advance(self, sequence: Sequence, token: int) -> None:
         """Start on the mask that follows a token; does nothing for a sequence without a grammar."""

@@ -27,10 +27,6 @@ POLL_S = 0.05
 MAX_POLLED = 64
 
 
-def unchanged(outputs: Outputs) -> Outputs:
-    return outputs
-
-
 @dataclass(eq=False)
 class ResponseStream:
     """Identifies a stream outside of the sender's thread, which alone may touch its fields.
@@ -47,7 +43,7 @@ class ResponseStream:
     error: RequestError | None = None
     cancelled: bool = False
     whole: bool = False
-    shape: Callable[[Outputs], Outputs] = unchanged
+    shape: Callable[[Outputs], Outputs] = dict
 
     @property
     def ready(self) -> bool:
@@ -83,7 +79,7 @@ class ResponseSender:
         self._thread.start()
 
     def open(
-        self, reply_to: Any, whole: bool = False, shape: Callable[[Outputs], Outputs] = unchanged
+        self, reply_to: Any, whole: bool = False, shape: Callable[[Outputs], Outputs] = dict
     ) -> ResponseStream:
         """Begin a stream, whose caller is polled from now on."""
         stream = ResponseStream(reply_to, whole=whole, shape=shape)

@@ -1,79 +1,66 @@
 """Statistics of decoding, and the metrics that show them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.interface.worker import ForwardResult
 from hiscore.decoding.scheduling.scheduler import Scheduler
 from hiscore.errors import REASONS
 
-# Metric -> (field of EngineStats, help).
-COUNTERS = {
-    "hiscore_decode_steps_total": ("steps", "Decode steps"),
-    "hiscore_decode_step_seconds_total": ("step_seconds", "Seconds that decode steps took on the device"),
-    "hiscore_decode_tokens_total": ("tokens", "Tokens generated and sent"),
-    "hiscore_decode_prompt_tokens_total": ("prompt_tokens", "Prompt tokens prefilled"),
-    "hiscore_decode_backed_up_tokens_total": ("backed_up_tokens", "Tokens offloaded to the host pool"),
-    "hiscore_decode_hits_total": ("hits", "Selected pages that were on the device, per layer and head"),
-    "hiscore_decode_misses_total": ("misses", "Selected pages that were not, per layer and head"),
-    "hiscore_decode_swap_in_rows_total": ("swap_in_rows", "Rows copied in from the host for the misses"),
-    "hiscore_decode_captured_mass_total": ("captured", "Estimated attention mass of the selected tokens"),
-    "hiscore_decode_captured_rows_total": ("captured_rows", "Rows over which that mass was summed up"),
-    "hiscore_decode_cached_tokens_total": ("cached_tokens", "Prompt tokens found in the prefix cache"),
-    "hiscore_decode_cached_on_device_tokens_total": (
-        "cached_on_device",
-        "Of these, tokens that were still on the device",
-    ),
-    "hiscore_decode_prefix_hits_total": (
-        "prefix_hits",
-        "Prompts of which a part was found in the prefix cache",
-    ),
-    "hiscore_decode_preemptions_total": ("preemptions", "Sequences preempted to make room for others"),
-}
-GAUGES = {
-    "hiscore_decode_waiting": ("waiting", "Calls in the queue"),
-    "hiscore_decode_prefilling": ("prefilling", "Sequences whose prompt is being prefilled or resumed"),
-    "hiscore_decode_running": ("running", "Sequences that get a token in every step"),
-    "hiscore_decode_preempted": ("preempted", "Preempted sequences that wait to be resumed"),
-    "hiscore_decode_backup_lag_tokens": ("backup_lag", "Tokens whose offload to the host is in flight"),
-    "hiscore_decode_host_rows": ("host_rows", "Tokens for which sequences hold room in the host pool"),
-    "hiscore_decode_device_rows": ("device_rows", "Tokens for which sequences hold room in device buffers"),
-}
+PREFIX = "hiscore_decode_"
+"""Beginning of all metrics' names; those of counters end in `_total`."""
+
+
+def _metric(name: str, text: str) -> Any:
+    """Make a field that is exported by this name, with this help."""
+    return field(default=0, metadata={"name": PREFIX + name, "help": text})
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters and gauges of an engine, explained by `COUNTERS` and `GAUGES`.
+    """Counters and gauges of an engine.
 
     `full`, `late` and `cancelled` count calls rejected by a full queue, timed out in it, and cancelled in it.
     """
 
-    steps: int = 0
-    tokens: int = 0
-    prompt_tokens: int = 0
-    step_seconds: float = 0.0
-    backed_up_tokens: int = 0
-    hits: int = 0
-    misses: int = 0
-    swap_in_rows: int = 0
-    captured: float = 0.0
-    captured_rows: int = 0
-    cached_tokens: int = 0
-    cached_on_device: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
+    steps: int = _metric("steps_total", "Decode steps")
+    tokens: int = _metric("tokens_total", "Tokens generated and sent")
+    prompt_tokens: int = _metric("prompt_tokens_total", "Prompt tokens prefilled")
+    step_seconds: float = _metric("step_seconds_total", "Seconds that decode steps took on the device")
+    backed_up_tokens: int = _metric("backed_up_tokens_total", "Tokens offloaded to the host pool")
+    hits: int = _metric("hits_total", "Selected pages that were on the device, per layer and head")
+    misses: int = _metric("misses_total", "Selected pages that were not, per layer and head")
+    swap_in_rows: int = _metric("swap_in_rows_total", "Rows copied in from the host for the misses")
+    captured: float = _metric("captured_mass_total", "Estimated attention mass of the selected tokens")
+    captured_rows: int = _metric("captured_rows_total", "Rows over which that mass was summed up")
+    cached_tokens: int = _metric("cached_tokens_total", "Prompt tokens found in the prefix cache")
+    cached_on_device: int = _metric(
+        "cached_on_device_tokens_total", "Of these, tokens that were still on the device"
+    )
+    prefix_hits: int = _metric("prefix_hits_total", "Prompts of which a part was found in the prefix cache")
+    preemptions: int = _metric("preemptions_total", "Sequences preempted to make room for others")
     full: int = 0
     late: int = 0
     cancelled: int = 0
-    waiting: int = 0
-    prefilling: int = 0
-    running: int = 0
-    preempted: int = 0
-    backup_lag: int = 0
-    host_rows: int = 0
-    device_rows: int = 0
+    waiting: int = _metric("waiting", "Calls in the queue")
+    prefilling: int = _metric("prefilling", "Sequences whose prompt is being prefilled or resumed")
+    running: int = _metric("running", "Sequences that get a token in every step")
+    preempted: int = _metric("preempted", "Preempted sequences that wait to be resumed")
+    backup_lag: int = _metric("backup_lag_tokens", "Tokens whose offload to the host is in flight")
+    host_rows: int = _metric("host_rows", "Tokens for which sequences hold room in the host pool")
+    device_rows: int = _metric("device_rows", "Tokens for which sequences hold room in device buffers")
+    states: int = _metric("states", "States of recurrent layers that sequences hold on the device")
+    cached_states: int = _metric("cached_states", "Such states that prompts may find, beside those")
+
+
+METRICS: dict[str, tuple[str, str]] = {
+    each.metadata["name"]: (each.name, each.metadata["help"]) for each in fields(EngineStats) if each.metadata
+}
+"""Metric -> (field of EngineStats, help)."""
+COUNTERS = {name: text for name, (_, text) in METRICS.items() if name.endswith("_total")}
+GAUGES = {name: text for name, (_, text) in METRICS.items() if name not in COUNTERS}
 
 
 @dataclass
@@ -119,34 +106,24 @@ class Tally:
             backup_lag=self.total.backup_lag if blocks.seq_indices.num_used else 0,
             host_rows=blocks.host.num_used * cache_config.block_tokens,
             device_rows=blocks.device.num_used * cache_config.page_size,
+            states=blocks.states.num_used,
+            cached_states=blocks.states.num_cached,
         )
 
 
+@dataclass(frozen=True)
 class StatsFeed:
-    """Exports an engine's statistics: `add` raises counters by name, and `set_to` sets gauges."""
+    """Exports an engine's statistics: counters and gauges by name, and rejected calls by reason."""
 
-    def __init__(
-        self,
-        stats: Callable[[], EngineStats],
-        add: Callable[..., None],
-        set_to: Callable[..., None],
-        count_rejections: Callable[[str, int], None],
-    ) -> None:
-        self._stats = stats
-        self._add, self._set, self._count_rejections = add, set_to, count_rejections
-        self._before = EngineStats()
+    stats: Callable[[], EngineStats]
+    raise_to: Callable[..., None]
+    set_to: Callable[..., None]
+    reject: Callable[[str, int], None]
 
     def update(self) -> None:
-        """Add to the counters what is new since the last update, and set the gauges."""
-        before, now = self._before, self._stats()
-        self._before = now
-        self._add(
-            **{name: getattr(now, field) - getattr(before, field) for name, (field, _) in COUNTERS.items()}
-        )
+        now = self.stats()
+        values = {name: getattr(now, field) for name, (field, _) in METRICS.items()}
+        self.raise_to(**{name: values[name] for name in COUNTERS})
         for reason in REASONS:  # fields of EngineStats as well
-            self._count_rejections(reason, getattr(now, reason) - getattr(before, reason))
-        self._set(**{name: getattr(now, field) for name, (field, _) in GAUGES.items()})
-
-
-def descriptions(metrics: dict[str, tuple[str, str]]) -> dict[str, str]:
-    return {name: text for name, (_, text) in metrics.items()}
+            self.reject(reason, getattr(now, reason))
+        self.set_to(**{name: values[name] for name in GAUGES})

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from hiscore.decoding.sequence import Output, Sequence
 from hiscore.errors import RequestError
@@ -18,18 +17,12 @@ HISTOGRAMS = OF_CALLS | {
 }
 
 
-def _of_tokens() -> Histogram:
-    return Histogram(TOKEN_SECONDS)
-
-
-@dataclass
 class Times:
     """Histograms in seconds, written by the engine's thread; `call` leaves out failed and cancelled calls."""
 
-    queue_wait: Histogram = field(default_factory=Histogram)
-    first_token: Histogram = field(default_factory=Histogram)
-    between_tokens: Histogram = field(default_factory=_of_tokens)
-    call: Histogram = field(default_factory=Histogram)
+    def __init__(self) -> None:
+        self.queue_wait, self.first_token, self.call = Histogram(), Histogram(), Histogram()
+        self.between_tokens = Histogram(TOKEN_SECONDS)
 
     def leave_queue(self, sequences: Iterable[Sequence]) -> None:
         """Observe the queue's wait of sequences that are in a prefill for the first time."""

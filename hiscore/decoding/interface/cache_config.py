@@ -36,6 +36,7 @@ class CacheConfig:
         window_pages: Pages of layers that keep a window only.
         window_ring: Pages that a sequence has of these at most; 0: there are no such layers.
         window: Tokens of the longest window.
+        state_slots: States of recurrent layers, of sequences and of prefixes; 0: there are no such layers.
     """
 
     page_size: int
@@ -59,6 +60,7 @@ class CacheConfig:
     window_pages: int = 0
     window_ring: int = 0
     window: int = 0
+    state_slots: int = 0
 
     @property
     def restores_beside_forwards(self) -> bool:

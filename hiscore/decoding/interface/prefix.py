@@ -19,6 +19,7 @@ class Prefix:
         staging_pages: int32, the whole prompt's, in the order of positions.
         on_device: bool [n]: pages that staging has already, except in dense layers, which find them by the
             sequence's host pages.
+        source_state: Slot of its state in recurrent layers, copied to the sequence's own; -1: there are none.
     """
 
     seq_index: int
@@ -27,6 +28,8 @@ class Prefix:
     host_pages: Int32
     staging_pages: Int32
     on_device: NDArray[np.bool_]
+    source_state: int = -1
+    state_slot: int = -1
 
     @property
     def tokens_on_device(self) -> int:

@@ -36,6 +36,8 @@ class PrefillChunk:
         full_attention: Attend to everything, even if the checkpoint's indexer would select tokens in prefill too.
         window_pages: int32: the context's, in windowed layers; before the window they may hold anything.
         into_windows: int32: the tokens' own, in windowed layers. Of two tokens in one place the later one stays.
+        state_slot: Where the state before the tokens is, and the one behind them goes; -1: no layer is recurrent.
+        snapshots: Slots that get a copy of the state behind so many tokens of the prompt.
     """
 
     seq_index: int
@@ -47,6 +49,8 @@ class PrefillChunk:
     full_attention: bool = False
     window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     into_windows: Int32 = field(default_factory=lambda: NO_PAGES)
+    state_slot: int = -1
+    snapshots: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -67,6 +71,7 @@ class Admission:
         is_buffer_alone: Staging has what its buffer starts with, in that order, and its index is complete.
         first_token: Input of its first step; None after a prefill, whose sample is still on the device.
         window_pages: int32: its pages in windowed layers; before the window they may hold anything.
+        state_slot: Where its state is; -1: no layer is recurrent.
     """
 
     seq_index: int
@@ -78,6 +83,7 @@ class Admission:
     first_token: int | None
     window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     is_buffer_alone: bool = False
+    state_slot: int = -1
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,7 @@ class Worker(Protocol):
         ...
 
     def fetch(self, prefix: Prefix) -> None:
-        """Copy what staging lacks of the beginning of a prompt, from the host; its prefill goes on from there."""
+        """Copy what staging lacks of the beginning of a prompt, and its state; its prefill goes on from there."""
         ...
 
     def admit(self, admission: Admission) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.parallel.group import Alone, Group
+from hiscore.parallel.group import Group
 
 # The host pool is aligned to huge pages. NumPy's memory starts 16 bytes past a page: reads by the device then
 # straddle cache lines, which costs 9% of the bus bandwidth (perf/FINDINGS.md).
@@ -85,7 +85,7 @@ class KVCache:
     dense: dict[int, int] = field(default_factory=dict)
     windowed: dict[int, int] = field(default_factory=dict)
     on_host: dict[int, int] = field(default_factory=dict)
-    sharers: Group = field(default_factory=Alone)
+    sharers: Group = field(default_factory=Group)
     staging: Tensor | None = None
 
     @classmethod
@@ -98,7 +98,7 @@ class KVCache:
             ValueError: The host pool is shared by other ranks than those.
             HostMemoryRefused: The host pool cannot be pinned for a CUDA device.
         """
-        sharers = group if group and shape.host_share.ranks > 1 else Alone()
+        sharers = group if group and shape.host_share.ranks > 1 else Group()
         if sharers.shard != shape.host_share:
             raise ValueError(f"host_share is {shape.host_share}, but this is {sharers.shard}")
         sizes = shape.tensors(dtype)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from hiscore.decoding.interface.cache_config import PromptPool
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, PromptPool
 from hiscore.parallel.shard import WHOLE, Shard
 
 IndexKind = Literal["none", "bounds", "dsa"]
@@ -38,6 +38,7 @@ class CacheShape:
         top_pages: Pages selected per sequence and KV head.
         dense_layers: Layers whose KV stays on the device: they attend to everything or to a window.
         windowed: Dense layers that keep their window only, on the device alone.
+        recurrent: Layers without keys and values, which the cache has nothing of.
         window_ring: Pages of these layers that a sequence has at most: its page p is its p % window_ring-th.
         prefill_rows: Tokens of a prefill that wait in these layers, behind the pages, until it has run.
         index_dim: Length of an index key of a checkpoint's own indexer ("dsa").
@@ -64,6 +65,7 @@ class CacheShape:
     top_pages: int
     dense_layers: frozenset[int] = frozenset()
     windowed: frozenset[int] = frozenset()
+    recurrent: frozenset[int] = frozenset()
     window_pages: int = 0
     window_ring: int = 0
     prefill_rows: int = 0
@@ -108,12 +110,14 @@ class CacheShape:
     @cached_property
     def sparse_layers(self) -> tuple[int, ...]:
         """Layers that attend to selected pages."""
-        return tuple(layer for layer in range(self.layers) if layer not in self.dense_layers)
+        others = self.dense_layers | self.recurrent
+        return tuple(layer for layer in range(self.layers) if layer not in others)
 
     @cached_property
     def host_layers(self) -> tuple[int, ...]:
         """Layers that have a copy on the host, and a place in staging, in this order."""
-        return tuple(layer for layer in range(self.layers) if layer not in self.windowed)
+        others = self.windowed | self.recurrent
+        return tuple(layer for layer in range(self.layers) if layer not in others)
 
     @cached_property
     def whole_layers(self) -> tuple[int, ...]:
@@ -185,3 +189,9 @@ class CacheShape:
     def bytes(self, dtype: torch.dtype) -> dict[str, int]:
         """Return the bytes of each tensor of `KVCache`, by its name; all but `host_kv` are on the device."""
         return {name: prod(shape) * kind.itemsize for name, (shape, kind) in self.tensors(dtype).items()}
+
+    def staging_bytes(self, pages: int, dtype: torch.dtype) -> int:
+        """Count the bytes of staging pages: rows of the host's layers, and keys of the checkpoint's indexer."""
+        rows = len(self.host_layers) * self.kv_parts * self.kv_heads * self.head_dim
+        keys = (self.layers - len(self.sharing_layers)) * self.index_dim
+        return pages * STAGING_PAGE_SIZE * (rows + keys) * dtype.itemsize

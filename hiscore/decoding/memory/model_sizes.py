@@ -1,14 +1,14 @@
 """Sizes of a checkpoint before it is loaded, and of the share that a rank has."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from hiscore.decoding.interface.sampling_batch import ROWS_AT_ONCE
 from hiscore.decoding.memory.model_shape import ModelShape
-from hiscore.decoding.memory.sampling_bytes import sampling_bytes
 from hiscore.models.activations import activation_bytes
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.deepseek.activations import kernel_prefill_bytes
@@ -17,14 +17,21 @@ from hiscore.models.deepseek.config import read_architecture as read_latent_arch
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
 from hiscore.models.deepseek.loader import load_weights as load_latent
 from hiscore.models.deepseek.sharding import of_rank as latent_of_rank
-from hiscore.models.deepseek.sharding import share_of as latent_share_of
 from hiscore.models.facts import generation_context
 from hiscore.models.families import DSA_FAMILIES
+from hiscore.models.loader import load_weights
 from hiscore.models.planned_weights import planned_bytes
-from hiscore.models.sharding import of_rank, share_of
-from hiscore.models.weight_bytes import weight_bytes
+from hiscore.models.sharding import of_rank
 from hiscore.parallel.shard import Shard
 from hiscore.settings import CacheSettings
+
+CPU_COPIES = 16
+"""Copies of the logits that sampling takes on the CPU: shares; weights, their order and their sums in 64 bits;
+what each thread sorts; log-probabilities."""
+PENALTY_COPIES = 6
+"""Copies of the rows that penalties change at once."""
+CANDIDATE_BYTES = 5 * 2**12
+"""Bytes that the sampling kernels write for a row of up to 2**18 tokens."""
 
 
 def is_latent(checkpoint: Path) -> bool:
@@ -53,28 +60,34 @@ def read_shape(
     return ModelShape(
         grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length,
         context_setting="MAX_CONTEXT" if context == settings.max_context else "longrope's original context",
+        recurrent=frozenset(np.flatnonzero(grouped.recurrent).tolist()), recurrence=grouped.recurrence,
     ), grouped  # fmt: skip
 
 
 def bytes_of_rank(checkpoint: Path, dtype: torch.dtype, keeps_fp8: bool, shard: Shard) -> int:
     """Count the bytes of a rank's share of the weights; raise UnsupportedCheckpoint if it cannot be divided."""
-    if keeps_fp8:
+    if is_latent(checkpoint):
         latent, _ = read_latent_architecture(checkpoint)
         return planned_bytes(
             partial(load_latent, checkpoint, latent, dtype=dtype, keeps_fp8=keeps_fp8, shard=shard)
         )
-    return weight_bytes(checkpoint, dtype.itemsize, share_in(checkpoint, shard))
-
-
-def share_in(checkpoint: Path, shard: Shard) -> Callable[[str], float]:
-    """Make the function that gives a rank's share of a tensor by the tensor's name."""
-    if shard.ranks == 1:
-        return lambda name: 1.0
-    if is_latent(checkpoint):
-        latent, _ = read_latent_architecture(checkpoint)
-        return partial(latent_share_of, a=latent, shard=shard)
     whole, _ = read_architecture(checkpoint)
-    return partial(share_of, a=whole, shard=shard)
+    return planned_bytes(partial(load_weights, checkpoint, whole, dtype=dtype, shard=shard))
+
+
+def sampling_bytes(rows: int, vocabulary: int, on_cuda: bool) -> int:
+    """Bound the bytes of logits, and of sampling from them, for so many sequences in a step."""
+    logits = 4 * rows * vocabulary
+    # A row of counts for each sequence: from the start on a GPU, elsewhere once penalties are asked for.
+    counts = logits
+    if not on_cuda:
+        return (1 + CPU_COPIES) * logits + counts
+    # A step's as the model gives them, where all graphs leave them, and those of prompts that end beside it.
+    alive = 3 * logits
+    changed = PENALTY_COPIES * 4 * min(rows, ROWS_AT_ONCE) * vocabulary
+    # Log-probabilities take a copy before anything is changed, and its powers of e. Candidates are held twice: by
+    # the graphs of steps, and for prompts that end beside them.
+    return alive + counts + logits + max(logits, changed) + 2 * rows * CANDIDATE_BYTES
 
 
 def forward_bytes(
@@ -88,7 +101,7 @@ def forward_bytes(
     """Bound the bytes of a prefill forward, whose rows select `kernels_top_k` tokens, and of a step's sampling."""
     logits = sampling_bytes(step_rows, a.vocab_size, on_cuda)
     if isinstance(a, Architecture):
-        return activation_bytes(a, prefill_rows, number_bytes) + logits
+        return activation_bytes(a, prefill_rows, number_bytes, by_kernels=on_cuda) + logits
     if kernels_top_k is not None:
         return kernel_prefill_bytes(a, prefill_rows, kernels_top_k, number_bytes) + logits
     return 2 * 4 * MAX_ELEMENTS + logits

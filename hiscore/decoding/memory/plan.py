@@ -1,14 +1,16 @@
 """Decode's memory: the default sizes of its pools, and the plan that is checked and logged."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
 from hiscore.attention.flashinfer_sizes import PagedSizes, buffer_bytes
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.device.copies import free_bytes, memory_of
+from hiscore.recurrence.metadata import FIRST_SEQUENCE_SLOT, MOST_QUERIES, STATES_OF_QUERY
 from hiscore.server.host import available_host_bytes
 from hiscore.server.ledger import Ledger
 from hiscore.server.plan import MemoryLine, MemoryPlan
@@ -51,14 +53,6 @@ def default_device_bytes(kind: str, free: int, weights: int) -> int:
     return max(0, min(int(DEVICE_SHARE[kind] * free), (free - weights) // 2))
 
 
-@dataclass(frozen=True)
-class PrefillInputs:
-    """Bytes of a prefill forward's inputs, on the device and pinned on the host."""
-
-    device: int
-    host: int
-
-
 def paged_sizes(cache_config: CacheConfig) -> PagedSizes:
     """Largest sizes of prefill forwards, for attention over pages of staging."""
     rows = cache_config.prefill_token_budget
@@ -70,13 +64,33 @@ def paged_sizes(cache_config: CacheConfig) -> PagedSizes:
     )
 
 
-def prefill_inputs(device: torch.device, cache_config: CacheConfig, has_windows: bool) -> PrefillInputs:
-    """Bound the inputs of a grouped-query model's prefills, with FlashInfer's buffers, which may not be used."""
+def prefill_inputs(device: torch.device, cache_config: CacheConfig, has_windows: bool) -> tuple[int, int]:
+    """Bound the bytes of inputs of a grouped-query model's prefills, on the device and pinned on the host.
+
+    FlashInfer's buffers, which may not be used, are among them.
+    """
     if device.type != "cuda":
-        return PrefillInputs(0, 0)
+        return 0, 0
     lists = 4 * MAX_CONTEXT_SLOTS * (2 if has_windows else 1)
     on_device, pinned = buffer_bytes(paged_sizes(cache_config))
-    return PrefillInputs(lists + on_device, pinned)
+    return lists + on_device, pinned
+
+
+def state_lines(
+    model: ModelShape, cache_config: CacheConfig, number_bytes: int, on_gpu: bool = False
+) -> list[MemoryLine]:
+    """Plan the states of recurrent layers, and those that a layer of a forward computes."""
+    if model.recurrence is None:
+        return []
+    of_each = model.state_bytes(number_bytes)
+    slots = FIRST_SEQUENCE_SLOT + cache_config.state_slots
+    # Kernels have a fixed number of them.
+    most = MOST_QUERIES if on_gpu else STATES_OF_QUERY * cache_config.max_sequences
+    of_forward = most * of_each // len(model.recurrent)
+    return [
+        MemoryLine("recurrent states", slots * of_each, ("DEVICE_KV_BYTES", "MAX_STREAMS")),
+        MemoryLine("states of a forward", of_forward, ("MAX_STREAMS",)),
+    ]
 
 
 def plan_memory(
@@ -85,7 +99,8 @@ def plan_memory(
     staging: int,
     weights: MemoryLine,
     activations: int,
-    inputs: PrefillInputs,
+    inputs: tuple[int, int],
+    states: Sequence[MemoryLine] = (),
 ) -> list[MemoryPlan]:
     """Plan decode's bytes on the host, and on the device if that has memory of its own."""
     pool = MemoryLine("keys and values on the host", sizes["host_kv"], ("HOST_KV_BYTES",))
@@ -99,15 +114,16 @@ def plan_memory(
         MemoryLine("staging", staging, ("MAX_CONTEXT",)),
         MemoryLine("dense layers", sizes["dense_kv"], of_device),
         MemoryLine("windows", sizes["window_kv"], of_device),
+        *states,
         MemoryLine("buffers", sum(sizes[name] for name in BUFFERS), of_device),
         MemoryLine("index", sum(sizes[name] for name in INDEX), of_device),
         MemoryLine("exchange between ranks", exchange, ("MAX_STREAMS",)),
         MemoryLine("block tables", rest, ("MAX_STREAMS",)),
         MemoryLine("activations", activations, ("MAX_STREAMS",)),
-        MemoryLine("inputs of prefill", inputs.device, ("MAX_CONTEXT", "MAX_STREAMS")),
+        MemoryLine("inputs of prefill", inputs[0], ("MAX_CONTEXT", "MAX_STREAMS")),
         MemoryLine("kernels and libraries", LIBRARY_BYTES[device.type]),
     )
     if device.type != "cuda":
         return [MemoryPlan("host", (pool, *lines))]
-    pinned = MemoryLine("inputs of prefill", inputs.host)
+    pinned = MemoryLine("inputs of prefill", inputs[1])
     return [MemoryPlan("host", (pool, pinned)), MemoryPlan(memory_of(device), lines)]

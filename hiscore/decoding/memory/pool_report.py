@@ -3,6 +3,8 @@
 import logging
 from dataclasses import dataclass
 
+import torch
+
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.server.plan import gib
@@ -22,9 +24,9 @@ class Pool:
     is_shared: bool = True
 
 
-def pools_of(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int], staging: int) -> list[Pool]:
-    """List the pools that hold anything; `sizes` has the bytes of the cache's tensors, `staging` its pool's."""
-    config, max_pages = cache_config, shape.max_pages
+def pools_of(shape: CacheShape, config: CacheConfig, dtype: torch.dtype) -> list[Pool]:
+    """List the pools that hold anything."""
+    sizes, max_pages = shape.bytes(dtype), shape.max_pages
     on_host = config.host_pages // max_pages
     host_tokens, device_tokens = config.host_pages * config.page_size, config.device_pages * config.page_size
     staging_tokens = config.staging_pages * STAGING_PAGE_SIZE
@@ -40,16 +42,16 @@ def pools_of(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int]
         ),
         Pool("index", sizes["index"], host_tokens, on_host, config.host_setting),
         Pool(
-            "staging", staging, staging_tokens, staging_tokens // config.context_length, "MAX_CONTEXT",
-            is_shared=False,
+            "staging", shape.staging_bytes(config.staging_pages, dtype), staging_tokens,
+            staging_tokens // config.context_length, "MAX_CONTEXT", is_shared=False,
         ),
     ]  # fmt: skip
     return [pool for pool in pools if pool.bytes]
 
 
-def report_pools(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int], staging: int) -> None:
+def report_pools(shape: CacheShape, cache_config: CacheConfig, dtype: torch.dtype) -> None:
     """Log bytes, tokens and sequences of each pool, and warn where one holds fewer sequences than may run."""
-    pools = pools_of(shape, cache_config, sizes, staging)
+    pools = pools_of(shape, cache_config, dtype)
     streams, context = cache_config.max_sequences, cache_config.context_length
     rows = [
         f"  {pool.name:<14} {gib(pool.bytes):>11}  {pool.tokens:>9} tokens  {pool.sequences:>5} sequences  "
@@ -62,6 +64,12 @@ def report_pools(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, 
         context,
         "\n".join(rows),
     )
+    if cache_config.state_slots:
+        log.info(
+            "%d states of recurrent layers: one for each of %d sequences, the others for preempted sequences and "
+            "for prompts that begin alike",
+            cache_config.state_slots, streams,
+        )  # fmt: skip
     if shape.host_share.ranks > 1:
         log.info(
             "%d ranks share the host's pages: its bytes are of one rank, its tokens of all of them",

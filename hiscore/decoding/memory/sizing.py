@@ -2,25 +2,17 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Collection
 from dataclasses import dataclass, replace
-from math import prod
 
 import torch
 
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.buffer_pages import ring_pages
 from hiscore.decoding.kv_cache.shape import CacheShape, newest_selected
-from hiscore.decoding.memory.layer_kinds import (
-    caches_prefixes,
-    dense_layers_of,
-    longest_window,
-    prompt_pool,
-    windowed_layers,
-)
-from hiscore.decoding.memory.model_shape import ModelShape
+from hiscore.decoding.memory.model_shape import ModelShape, caches_prefixes, dense_layers_of, prompt_pool
 from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.prefill.row_counts import most_rows
+from hiscore.recurrence.metadata import CHUNK, FIRST_SEQUENCE_SLOT
 from hiscore.settings import CacheSettings
 
 log = logging.getLogger(__name__)
@@ -33,6 +25,10 @@ SPILLED_SHARE = 0.25
 """Share of the device's memory under SELECTOR=auto for dense layers and index; more if one sequence needs it."""
 WINDOW_SHARE = 0.5
 """Largest share of what staging leaves for layers that keep a window only, where there are others."""
+STATE_SHARE = 0.25
+"""Largest share of what staging leaves for states of recurrent layers beyond one for each stream."""
+STATES_PER_STREAM = 4
+"""Most states per stream: sequences that are preempted keep theirs, and snapshots of prompts take what is left."""
 WINDOWS_PER_STREAM = 4
 """Most windows per stream: sequences that are preempted keep theirs, and would start over without them."""
 SHORTEST = 512
@@ -88,13 +84,6 @@ def plan_cache(
     return shape, replace(cache_config, context_setting="DEVICE_KV_BYTES")
 
 
-def staging_token_bytes(model: ModelShape, dtype: torch.dtype, windowed: Collection[int] = ()) -> int:
-    """Bytes of a token in staging: rows of all but the windowed layers, and keys of the checkpoint's indexer."""
-    rows = (len(model.windows) - len(windowed)) * prod((model.kv_parts, model.kv_heads, model.head_dim))
-    indexed = len(model.windows) - len(model.sharing_layers)
-    return (rows + indexed * model.index_dim) * dtype.itemsize
-
-
 def _plan(
     settings: CacheSettings,
     model: ModelShape,
@@ -112,19 +101,26 @@ def _plan(
     # For a prompt of the whole context, if it does not keep the pages that it is prefilled into.
     staging_pages = -(-model.context_length // STAGING_PAGE_SIZE) if minimal.prompts_in == "staging" else 0
     reserved_pages = max_pages if minimal.prompts_in == "buffers" else 0
-    staging_bytes = staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, minimal.windowed)
-    staging_bytes += reserved_pages * per_device_page
+    staging_bytes = minimal.staging_bytes(staging_pages, dtype) + reserved_pages * per_device_page
     staging_bytes += bytes_of["window_kv"] - minimal.window_pages * per_window_page
     free = memory.device_bytes - staging_bytes
     buffer_pages = min(max_pages, minimal.buffer_pages) if minimal.sparse_layers else 0
     longest = max_pages * per_host_page + buffer_pages * per_device_page
+    state_bytes, streams = model.state_bytes(dtype.itemsize), memory.max_sequences
+    least_states = FIRST_SEQUENCE_SLOT + streams
     ranks = model.host_share.ranks
     host_needed = -(-least_tokens // (minimal.page_size * ranks)) * bytes_of["host_kv"]
     of_windows = minimal.window_ring * per_window_page
     _check_memory("HOST_KV_BYTES", memory.host_bytes, host_needed, least_tokens)
     _check_memory(
-        "DEVICE_KV_BYTES", memory.device_bytes, staging_bytes + longest + of_windows, model.context_length
-    )
+        "DEVICE_KV_BYTES", memory.device_bytes, staging_bytes + longest + of_windows + least_states * state_bytes,
+        model.context_length, f" and {least_states} states of {state_bytes} bytes" if state_bytes else "",
+    )  # fmt: skip
+    state_slots = 0
+    if state_bytes:
+        fitting = int(min(STATE_SHARE * free, free - longest)) // state_bytes - FIRST_SEQUENCE_SLOT
+        state_slots = max(streams, min(STATES_PER_STREAM * streams, fitting))
+        free -= (FIRST_SEQUENCE_SLOT + state_slots) * state_bytes
     window_pages = 0
     if of_windows:
         most = min(WINDOW_SHARE * free, free - longest) if longest else free
@@ -136,7 +132,7 @@ def _plan(
         free -= window_pages * per_window_page
     # As many host pages as long sequences fit the device, with all that each of them needs there.
     all_pages = memory.max_sequences * max_pages
-    fitting = free * max_pages // longest if longest else all_pages
+    fitting = int(free * max_pages // longest) if longest else all_pages
     if settings.selector == "auto" and per_host_page:
         # Most of the memory is for sequences that are on the device as a whole.
         fitting = max(max_pages, min(fitting, int(SPILLED_SHARE * free) // per_host_page))
@@ -156,9 +152,11 @@ def _plan(
         context_setting=model.context_setting,
         dense=not shape.sparse_layers, resident_if_it_fits=settings.selector == "auto",
         host_setting="DEVICE_KV_BYTES" if fitting < on_host else "HOST_KV_BYTES",
-        block_size=max(BLOCK, shape.page_size), prefix_cache=caches_prefixes(settings, model)[0],
+        block_size=max(CHUNK if state_bytes else BLOCK, shape.page_size),
+        prefix_cache=caches_prefixes(settings, model)[0],
         prompts_in=shape.prompts_in, reserved_pages=reserved_pages, host_is_shared=ranks > 1,
-        window_pages=window_pages, window_ring=shape.window_ring, window=longest_window(model, shape.windowed),
+        window_pages=window_pages, window_ring=shape.window_ring, window=model.longest_window,
+        state_slots=state_slots,
     )  # fmt: skip
     return shape, cache_config
 
@@ -174,20 +172,18 @@ def _minimal_shape(
     top_k = settings.sparse_top_k if model.top_k is None else min(settings.sparse_top_k, model.top_k)
     always_selected = 1 + newest_selected(selector.index_kind, ring)
     top = max(min(top_k // page_size, max_pages), always_selected)
-    dense_layers = dense_layers_of(settings, model)
-    windowed = windowed_layers(model)
-    window_ring = _ring_pages(longest_window(model, windowed), page_size, max_pages)
+    window_ring = _ring_pages(model.longest_window, page_size, max_pages)
     # More than the longest sequence has pages are of no use.
     lru = max(min(settings.device_buffer_size // page_size - ring, max_pages), top)
     return CacheShape(
         layers=len(model.windows), kv_heads=model.kv_heads, kv_parts=model.kv_parts, head_dim=model.head_dim,
         page_size=page_size, max_sequences=max_sequences, max_pages=max_pages, host_pages=1, device_pages=1,
-        lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=dense_layers,
-        windowed=windowed, window_pages=window_ring, window_ring=window_ring,
+        lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=dense_layers_of(settings, model),
+        windowed=model.windowed, recurrent=model.recurrent, window_pages=window_ring, window_ring=window_ring,
         prefill_rows=most_rows(prefill_token_budget),
         index_kind=selector.index_kind, index_dim=model.index_dim,
         sharing_layers=model.sharing_layers,
-        prompts_in=prompt_pool(settings, model, dense_layers, windowed, page_size),
+        prompts_in=prompt_pool(settings, model),
     )  # fmt: skip
 
 
@@ -197,9 +193,9 @@ def _ring_pages(window: int, page_size: int, max_pages: int) -> int:
     return min(-(-window // block), -(-max_pages * page_size // block)) * (block // page_size)
 
 
-def _check_memory(name: str, given: int, needed: int, tokens: int) -> None:
+def _check_memory(name: str, given: int, needed: int, tokens: int, states: str = "") -> None:
     if given < needed:
         raise ValueError(
-            f"{name} is {given} bytes, at least {needed} are needed for one sequence of {tokens} tokens: "
-            "raise it, or lower MAX_CONTEXT"
+            f"{name} is {given} bytes, at least {needed} are needed for one sequence of {tokens} tokens{states}: "
+            f"raise it, or lower MAX_CONTEXT{' or MAX_STREAMS' if states else ''}"
         )

@@ -2,14 +2,14 @@
 
 from typing import Protocol
 
-import numpy as np
 from torch import Tensor
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, divided
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE
 from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
+from hiscore.decoding.models.states import SequenceStates
 from hiscore.decoding.sparse.cache_ops import CacheOps
 
 
@@ -19,6 +19,8 @@ class DecodeModel(Protocol):
     cache: KVCache
     staging: Tensor
     """Pool in which prompts are prefilled: [L, slots, C, H, head_dim]."""
+    states: SequenceStates | None
+    """None: no layer is recurrent."""
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         """Run parts of prompts, one per sequence; return logits after n last chunks: float32 [n, vocabulary]."""
@@ -49,5 +51,4 @@ class DecodeModel(Protocol):
 
 def staging_slots(pages: Int32, tokens: int) -> Int32:
     """Return the staging slots of a prompt's first tokens, int32 [tokens]."""
-    slots: Int32 = (pages[:, None] * STAGING_PAGE_SIZE + np.arange(STAGING_PAGE_SIZE, dtype=np.int32)).ravel()
-    return slots[:tokens].astype(np.int32)
+    return divided(pages, STAGING_PAGE_SIZE)[:tokens]

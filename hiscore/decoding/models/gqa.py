@@ -3,6 +3,7 @@
 import numpy as np
 from torch import Tensor
 
+from hiscore.arrays import divided
 from hiscore.attention.flashinfer_prefill import FlashInferAttention
 from hiscore.attention.metadata import Forward, SegmentGroup
 from hiscore.decoding.interface.cache_config import CacheConfig
@@ -10,13 +11,13 @@ from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
-from hiscore.decoding.models.windows import context_slots
+from hiscore.decoding.models.states import SequenceStates, plan_states
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.layers.ops import Ops
-from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.pools import Pools
 from hiscore.prefill.runner import make_runner
+from hiscore.recurrence.metadata import FIRST_SEQUENCE_SLOT
 
 
 class GroupedModel:
@@ -39,17 +40,27 @@ class GroupedModel:
         if staging is None:
             staging = decoder.new_pool(staging_tokens, len(shape.host_layers))
         windows = {layer: cache.tokens(layer) for layer in cache.windowed}
-        pools = Pools(staging, windows, shape.window_pages * shape.page_size)
+        pool = decoder.new_states(FIRST_SEQUENCE_SLOT + cache_config.state_slots)
+        pools = Pools(staging, windows, shape.window_pages * shape.page_size, pool)
+        self.states = None if pool is None else SequenceStates(pool, cache_config.max_sequences)
         self._runner = make_runner(decoder, staging_tokens, max_rows, pools, paged_attention)
         self.staging = staging
         self._head = decoder.head()
         self._ops = _make_ops(decoder)
-        self._tokens = [cache.tokens(layer) for layer in range(a.layers)]
+        self._tokens = [
+            staging[:0] if is_recurrent else cache.tokens(layer)
+            for layer, is_recurrent in enumerate(a.recurrent)
+        ]
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         shape = self.cache.shape
         forward = pack_chunks(chunks, shape.page_size)
-        return self._head.logits(self._runner.forward([forward]))
+        if self.states is not None:
+            forward = forward._replace(states=plan_states(chunks))
+        hidden = self._runner.forward([forward])
+        if self.states is not None:
+            self.states.keep_ends(chunks)
+        return self._head.logits(hidden)
 
     def decode(
         self, ids: Tensor, batch: StepBatch, ops: CacheOps, full_attention: bool
@@ -58,10 +69,15 @@ class GroupedModel:
         attention = CacheAttention(self._decoder, self.cache, ops, batch, host_slots, full_attention)
         slots = dict.fromkeys(self.cache.dense, host_slots)
         if self.cache.windowed:
-            slots |= dict.fromkeys(self.cache.windowed, ops.window_slots(batch))
+            slots |= dict.fromkeys(
+                self.cache.windowed, ops.slot_mapping(batch, self.cache.window_block_table)[0]
+            )
         slot_mapping = [slots.get(layer, buffer_slots) for layer in range(len(self._tokens))]
         inputs = ModelInputs(ids, batch.positions, slot_mapping)
-        x, attended = self._decoder.body(inputs, self._ops, attention, self._tokens)
+        steps = self._runner.steps
+        if self.states is not None and steps is not None:
+            steps.plan_steps(self.states.slots_of(batch))
+        x, attended = self._decoder.body(inputs, self._ops, attention, self._tokens, recurrence=steps)
         logits = self._head.logits(self._decoder.tail(x, attended, self._ops))
         return logits, host_slots, buffer_slots
 
@@ -96,9 +112,9 @@ class CacheAttention:
         if cache.dense:
             self._fixed_pages |= dict.fromkeys(cache.dense, ops.all_pages(batch))
         if cache.windowed:
-            self._fixed_pages |= dict.fromkeys(cache.windowed, ops.window_pages(batch))
+            self._fixed_pages |= dict.fromkeys(cache.windowed, ops.all_pages(batch, cache.window_block_table))
         if full_attention and cache.sparse:
-            self._fixed_pages |= dict.fromkeys(cache.sparse, ops.resident_pages(batch))
+            self._fixed_pages |= dict.fromkeys(cache.sparse, ops.all_pages(batch, cache.device_block_table))
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         q, k, _ = qkv.unflatten(1, (-1, self._head_dim)).split(self._heads, dim=1)
@@ -120,7 +136,7 @@ def pack_chunks(chunks: list[PrefillChunk], page_size: int = 1) -> Forward:
             int(end),
             slots[: chunk.start].astype(np.int64),
             slice(0, 0),
-            window_slots=context_slots(chunk, page_size),
+            window_slots=divided(chunk.window_pages, page_size)[: chunk.start].astype(np.int64),
         )
         for chunk, end, slots in zip(chunks, ends, prompt_slots, strict=True)
     )
@@ -142,7 +158,7 @@ def _make_ops(decoder: Decoder) -> Ops:
     a = decoder.architecture
     sizes = a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms
     if decoder.device.type != "cuda":
-        return decoder.over_ranks(TorchOps(*sizes))
+        return decoder.over_ranks(Ops(*sizes))
     from hiscore.layers.step_products import StepProducts
     from hiscore.layers.triton_ops import TritonOps, hopper_sm_count
 

@@ -8,6 +8,7 @@ from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
+from hiscore.decoding.models.states import SequenceStates
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.device.copies import upload
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
@@ -24,6 +25,7 @@ class LatentModel:
     def __init__(self, decoder: DsaDecoder, cache: KVCache, staging_tokens: int) -> None:
         """Allocate staging for all prompts in prefill."""
         self.cache = cache
+        self.states: SequenceStates | None = None
         self._decoder, self._device = decoder, decoder.device
         staged_latents, max_elements = StagedLatents, MAX_ELEMENTS
         if decoder.device.type == "cuda":
@@ -92,7 +94,8 @@ class LatentStep:
         self._cache, self._ops, self._batch = cache, ops, batch
         self.host_slots, self.buffer_slots = ops.slot_mapping(batch)
         self._of_dense = ops.all_pages(batch) if cache.dense else None
-        self._resident = ops.resident_pages(batch) if full_attention and cache.sparse else None
+        resident = full_attention and cache.sparse
+        self._resident = ops.all_pages(batch, cache.device_block_table) if resident else None
         self._scores: Tensor | None = None
 
     def keep(self, layer: int, row: Tensor, index_key: Tensor | None) -> None:

@@ -5,11 +5,10 @@ grows; when a pool runs out, the scheduler preempts. Bookkeeping only: no tensor
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, divided
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.worker import NO_PAGES, Growth
@@ -26,6 +25,7 @@ from hiscore.decoding.pools.page_needs import (
 )
 from hiscore.decoding.pools.prefix_cache import NOTHING_FOUND, Found
 from hiscore.decoding.pools.prompt_pages import PromptPages
+from hiscore.decoding.pools.states import States
 from hiscore.decoding.pools.windows import Windows
 from hiscore.decoding.sequence import Sequence
 
@@ -40,6 +40,7 @@ class BlockManager:
         self.host = HostPool(blocks, self.device.evict)
         self.staging = BlockPool(cache_config.staging_pages)
         self.windows = Windows(cache_config)
+        self.states = States(cache_config)
         self._prompts = PromptPages(self.device, self.staging, cache_config)
         self._holders: set[Sequence] = set()
         self._cache_config = cache_config
@@ -60,6 +61,7 @@ class BlockManager:
             indices > 0
             and needed.host + spare.host <= host + given_up.host
             and needed.window + spare.window <= self.windows.pool.num_free + given_up.window
+            and needed.state + spare.state <= self.states.num_free + given_up.state
             and needed.device + spare.device <= device
             and self._prompts.can_lend(needed, spare, device)
             # The last, for it takes longest: it is asked of all that wait, at every step.
@@ -75,12 +77,12 @@ class BlockManager:
         """Return whether a sequence lacks only device pages to start, for which others can be spilled."""
         staging = 0 if self._prompts.from_buffers else needed.staging
         return not self.can_allocate(needed, spare) and self.can_allocate(
-            replace(needed, device=0, staging=staging), replace(spare, device=0)
+            needed._replace(device=0, staging=staging), spare._replace(device=0)
         )
 
     def to_give_up(self, needed: PagesNeeded) -> int:
-        """Count the host blocks that another sequence must give up: all, if blocks of windows are lacking."""
-        if needed.window > self.windows.pool.num_free:
+        """Count the host blocks that another sequence must give up: all, if windows or states are lacking."""
+        if needed.window > self.windows.pool.num_free or needed.state > self.states.num_free:
             return self.host.size
         return max(0, needed.host - self.host.num_free)
 
@@ -97,13 +99,14 @@ class BlockManager:
         self.host.hold(held.source_blocks)
         self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
         self.windows.add(sequence, needed.window)
+        self.states.add(sequence, needed.state)
         on_device = self._prompts.give(sequence, needed, found)
         self._holders.add(sequence)
         if not len(blocks):
             return None
         return Prefix(
             held.seq_index, len(blocks) * self._cache_config.block_tokens, self._pages_of(found.blocks),
-            self._pages_of(blocks), held.staging_pages, on_device,
+            self._pages_of(blocks), held.staging_pages, on_device, found.state_slot, held.state_slot,
         )  # fmt: skip
 
     def needed_to_start(self, sequence: Sequence) -> PagesNeeded:
@@ -117,7 +120,7 @@ class BlockManager:
             needed = pages_needed(sequence.call, tokens, config, sequence.resident, staged)
             missing = needed.host - len(self.blocks_of(sequence))
             window = self.windows.missing(sequence, needed.host)
-            return replace(needed, host=missing, window=window)
+            return needed._replace(host=missing, window=window, state=self.states.missing(sequence))
         # One that starts over soon has what it had: with less it would only be preempted again.
         prompt = len(sequence.call.prompt)
         tokens = prompt + max(0, sequence.replayed - 1)
@@ -164,8 +167,8 @@ class BlockManager:
     def blocks_kept(self, sequence: Sequence, given_up: int) -> int:
         """Count the first host blocks that a sequence keeps when `given_up` of those it holds alone are freed.
 
-        Its last ones go first. What is kept has all of its prompt and the window before its end, or is nothing:
-        part of a prompt could not be resumed.
+        Its last ones go first. What is kept has all of its prompt, the window before its end and its state, or is
+        nothing: part of a prompt could not be resumed.
         """
         blocks = self.blocks_of(sequence)
         left = len(blocks)
@@ -174,12 +177,13 @@ class BlockManager:
             left = max(0, left - int(np.searchsorted(freed, given_up)) - 1)
         tokens = left * self._cache_config.block_tokens
         resumable = tokens >= len(sequence.call.prompt) and self.windows.has(sequence, tokens)
-        return left if resumable else 0
+        return left if resumable and self.states.has(sequence, tokens) else 0
 
     def freed_by(self, sequence: Sequence, left: int) -> PagesNeeded:
-        """Count the blocks of the host and of windows that are free once a sequence has only its first blocks."""
+        """Count what is free of the host, windows and states once a sequence has only its first blocks."""
         blocks = int(self.host.held_once(self.blocks_of(sequence)[left:]).sum())
-        return PagesNeeded(blocks, 0, 0, window=self.windows.behind(sequence, left))
+        window, state = self.windows.behind(sequence, left), self.states.freed_by(sequence, left)
+        return PagesNeeded(blocks, 0, 0, window=window, state=state)
 
     def free(self, sequence: Sequence, left: int = 0) -> Release:
         """Free everything that a sequence holds, except its first blocks on the host if it is only preempted."""
@@ -192,6 +196,7 @@ class BlockManager:
         self.free_staging(sequence)
         self.device.free(release.device)
         self.windows.free(sequence, left)
+        self.states.free(sequence, left)
         if held.seq_index >= 0:
             self.seq_indices.free(np.array([held.seq_index], np.int32))
         self._holders.discard(sequence)
@@ -220,5 +225,4 @@ class BlockManager:
         sequence.held.host_pages = pages[: self._cache_config.max_pages]
 
     def _pages_of(self, blocks: Int32) -> Int32:
-        pages = self._cache_config.block_pages
-        return (blocks[:, None] * pages + np.arange(pages, dtype=np.int32)).ravel().astype(np.int32)
+        return divided(blocks, self._cache_config.block_pages)

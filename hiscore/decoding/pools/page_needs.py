@@ -1,6 +1,8 @@
 """Needs of a sequence in every pool, and the check that they could ever be met."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,9 +12,10 @@ from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import RequestError
 
 
-@dataclass(frozen=True)
-class PagesNeeded:
-    """Blocks of the host pool and of windows, and pages of the other pools. A sequence also needs one index.
+class PagesNeeded(NamedTuple):
+    """Blocks of the host pool and of windows, slots of states, and pages of the other pools.
+
+    A sequence also needs one index.
 
     Attributes:
         staging: Pages to prefill into beside these: of a pool of their own, or of the device's.
@@ -24,15 +27,10 @@ class PagesNeeded:
     staging: int
     kept: int = 0
     window: int = 0
+    state: int = 0
 
-    def __add__(self, other: "PagesNeeded") -> "PagesNeeded":
-        return PagesNeeded(
-            self.host + other.host,
-            self.device + other.device,
-            self.staging + other.staging,
-            self.kept + other.kept,
-            self.window + other.window,
-        )
+    def __add__(self, other: "PagesNeeded") -> "PagesNeeded":  # type: ignore[override]
+        return PagesNeeded(*map(add, self, other))
 
 
 NOTHING = PagesNeeded(0, 0, 0)
@@ -56,6 +54,7 @@ def pages_needed(
         staging,
         kept_pages_of(device, call, cache_config),
         min(blocks, cache_config.window_ring // cache_config.block_pages),
+        min(1, cache_config.state_slots),
     )
 
 

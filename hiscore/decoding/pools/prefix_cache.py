@@ -6,6 +6,9 @@ attend to as much: keys and values depend on what was attended to.
 
 A sequence takes the blocks that it finds, with what is left of each on the device. Blocks that another sequence
 holds are copied, unless all layers are dense: sparse layers keep their pages on the device by host page.
+
+With recurrent layers it takes blocks up to one with a snapshot alone (`hiscore.decoding.pools.states`). A prompt
+leaves two: at its own last block, and at the end of what it shares with an earlier one, for the next with that.
 """
 
 from collections.abc import Iterator
@@ -18,16 +21,22 @@ from hiscore.arrays import Int32
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.pools.host_pool import HostPool
+from hiscore.decoding.pools.states import States
 from hiscore.decoding.sequence import Sequence
 from hiscore.page_hashes import PageHashes
 
 
 @dataclass(frozen=True)
 class Found:
-    """The blocks that a prompt begins with, int32 [n]; `copied`, bool [n], are held by another sequence."""
+    """The blocks that a prompt begins with, int32 [n]; `copied`, bool [n], are held by another sequence.
+
+    `state_slot` has their state, if layers are recurrent; `snapshot_ends` are as in `Sequence`.
+    """
 
     blocks: Int32
     copied: NDArray[np.bool_]
+    state_slot: int = -1
+    snapshot_ends: tuple[int, ...] = ()
 
     @property
     def taken(self) -> Int32:
@@ -39,9 +48,9 @@ NOTHING_FOUND = Found(np.empty(0, np.int32), np.empty(0, bool))
 
 
 class PrefixCache:
-    def __init__(self, host: HostPool, cache_config: CacheConfig) -> None:
+    def __init__(self, host: HostPool, states: States, cache_config: CacheConfig) -> None:
         self.hits = self.cached_tokens = self.cached_on_device = 0
-        self._host, self._config = host, cache_config
+        self._host, self._states, self._config = host, states, cache_config
 
     def hash_prompt(self, sequence: Sequence) -> None:
         """Compute the hashes for `take`, which take long, on any thread before the sequence is scheduled."""
@@ -52,11 +61,18 @@ class PrefixCache:
         """Find the beginning of a sequence's prompt, and hold the blocks that it takes."""
         if not self._config.prefix_cache:
             return NOTHING_FOUND
-        blocks = self._host.find(self._hashes_of_prompt(sequence))
-        if not len(blocks):
-            return NOTHING_FOUND
+        blocks, slot = self._host.find(self._hashes_of_prompt(sequence)), -1
+        ends: tuple[int, ...] = ()
+        if self._config.state_slots:
+            shared = len(blocks)
+            usable, slot = self._states.find(self._hashes(sequence, shared))
+            blocks = blocks[:usable]
+            last = (len(sequence.call.prompt) - 1) // self._config.block_tokens
+            ends = tuple(
+                each * self._config.block_tokens for each in sorted({shared, last}) if usable < each <= last
+            )
         copied = np.zeros(len(blocks), bool) if self._config.dense else self._host.is_held(blocks)
-        found = Found(blocks, copied)
+        found = Found(blocks, copied, slot, ends)
         self._host.hold(found.taken)
         return found
 
@@ -76,6 +92,7 @@ class PrefixCache:
         full = int(min(tokens, known, sequence.full_attention_tokens)) // self._config.block_tokens
         if self._config.prefix_cache and full:
             self._host.publish(self._hashes(sequence, full), blocks[:full])
+            self._states.publish(sequence, self._hashes(sequence, full))
 
     def _hashes_of_prompt(self, sequence: Sequence) -> Iterator[bytes]:
         """Yield hashes of the blocks that may be found, as asked for; at least one token is left to prefill."""

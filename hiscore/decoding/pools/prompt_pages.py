@@ -7,7 +7,7 @@ what its buffer starts with, for its index is still there. Pages may stay for a 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiscore.arrays import Int32, Int64
+from hiscore.arrays import Int32, Int64, divided
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.interface.worker import NO_PAGES
 from hiscore.decoding.kv_cache.buffer_pages import initial_pages
@@ -89,5 +89,4 @@ class PromptPages:
 
 def staging_pages_in(pages: Int32, cache_config: CacheConfig) -> Int32:
     """Divide pages into staging pages, in order: int32."""
-    parts = cache_config.page_size // STAGING_PAGE_SIZE
-    return (pages[:, None] * parts + np.arange(parts, dtype=np.int32)).ravel().astype(np.int32)
+    return divided(pages, cache_config.page_size // STAGING_PAGE_SIZE)

@@ -5,7 +5,7 @@ Page p of a sequence has the (p % ring)-th of its places: a new page takes the m
 
 import numpy as np
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, divided
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.pools.block_pool import BlockPool
 from hiscore.decoding.sequence import Sequence
@@ -22,8 +22,7 @@ class Windows:
         return min(blocks, self._ring) - self._count(sequence)
 
     def add(self, sequence: Sequence, count: int) -> None:
-        blocks, pages = self.pool.allocate(count), self._config.block_pages
-        new = (blocks[:, None] * pages + np.arange(pages, dtype=np.int32)).ravel().astype(np.int32)
+        new = divided(self.pool.allocate(count), self._config.block_pages)
         sequence.held.window_pages = np.concatenate((sequence.held.window_pages, new))
 
     def of_chunk(self, sequence: Sequence, tokens: int) -> tuple[Int32, Int32]:

@@ -1,11 +1,10 @@
 """Checks of single values among the request parameters of `decode`; each message names the parameter."""
 
-import json
 import reprlib
 from typing import Any
 
 from hiscore.errors import RequestError
-from hiscore.parameters import number
+from hiscore.parameters import entries, number
 
 INT32_MAX = 2**31 - 1
 # Stop strings are searched on the thread that serves every sequence, so the work for one request is bounded.
@@ -16,16 +15,6 @@ MAX_STOP_TOKENS = 1025
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_GRAMMAR_CHARACTERS = 2**16
-
-
-def integer(name: str, value: object, least: int, most: int) -> int:
-    """Check that a parameter is a whole number between two bounds."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"parameter '{name}' must be an integer, not {reprlib.repr(value)}")
-    if not least <= value <= most:
-        bound = f"at least {least}" if value < least else f"at most {most}"
-        raise RequestError(f"parameter '{name}' must be {bound}, not {reprlib.repr(value)}")
-    return value
 
 
 def between(name: str, value: object, least: float, most: float | None) -> float:
@@ -61,7 +50,7 @@ def text(name: str, value: object) -> str:
 def strings(name: str, value: object) -> tuple[str, ...]:
     """Check that a parameter is a JSON list of stop strings."""
     stops = []
-    for entry in _entries(name, value, list, "JSON list of non-empty strings", MAX_STOPS):
+    for entry in entries(name, value, list, "JSON list of non-empty strings", MAX_STOPS):
         if not isinstance(entry, str) or not entry:
             raise RequestError(f"parameter '{name}' holds {reprlib.repr(entry)}: not a non-empty string")
         if len(entry) > MAX_STOP_CHARACTERS:
@@ -73,35 +62,18 @@ def strings(name: str, value: object) -> tuple[str, ...]:
 
 def ids(name: str, value: object) -> frozenset[int]:
     """Check that a parameter is a JSON list of token ids."""
-    entries = _entries(name, value, list, "JSON list of token ids", MAX_STOP_TOKENS)
-    for entry in entries:
+    tokens: list[Any] = entries(name, value, list, "JSON list of token ids", MAX_STOP_TOKENS)
+    for entry in tokens:
         if isinstance(entry, bool) or not isinstance(entry, int) or not 0 <= entry <= INT32_MAX:
             raise RequestError(f"parameter '{name}' holds {reprlib.repr(entry)}: not a token id")
-    return frozenset(entries)
+    return frozenset(tokens)
 
 
 def biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
     """Check that a parameter is a JSON object of token ids and what is added to their logits."""
     read = {}
-    for token, bias in _entries(
-        name, value, dict, "JSON object of token ids and numbers", MAX_BIASES
-    ).items():
+    for token, bias in entries(name, value, dict, "JSON object of token ids and numbers", MAX_BIASES).items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10 and int(token) <= INT32_MAX):
             raise RequestError(f"parameter '{name}' holds {reprlib.repr(token)}: not a token id")
         read[int(token)] = between(f"{name}' of '{token}", bias, -MAX_BIAS, MAX_BIAS)
     return tuple(read.items())
-
-
-def _entries(name: str, value: object, kind: type, of: str, most: int) -> Any:
-    wanted = f"parameter '{name}' must be a string that holds a {of}, not {reprlib.repr(value)}"
-    if not isinstance(value, str):
-        raise RequestError(wanted)
-    try:
-        entries = json.loads(value)
-    except (ValueError, RecursionError):
-        raise RequestError(wanted) from None
-    if not isinstance(entries, list | dict) or not isinstance(entries, kind):
-        raise RequestError(wanted)
-    if len(entries) > most:
-        raise RequestError(f"parameter '{name}' has {len(entries)} entries: at most {most}")
-    return entries

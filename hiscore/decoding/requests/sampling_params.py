@@ -8,13 +8,12 @@ from hiscore.decoding.requests.parameter_values import (
     between,
     biases,
     ids,
-    integer,
     share,
     strings,
     text,
 )
 from hiscore.errors import RequestError
-from hiscore.parameters import flag, known_only
+from hiscore.parameters import flag, integer, known_only
 
 GRAMMARS = ("json_schema", "regex", "ebnf")
 """Parameters of which a request has one at most; SGLang's names."""

@@ -1,12 +1,10 @@
 """The end of a sequence, and the part of its text that may be sent before the end is known.
 
-Stop strings are found by an Aho-Corasick automaton, one step per character. So they are found across tokens,
-and the first one completed ends the sequence. The automaton's depth is the length of the text that may yet
-turn out to begin a stop string: that much is held back.
+Stop strings are searched in new text and what was held back before it. So they are found across tokens, and the
+first one completed ends the sequence. The end of a text that may yet turn out to begin a stop string is held back.
 """
 
-from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Literal, NamedTuple, Protocol
 
 from hiscore.decoding.requests.sampling_params import SamplingParams
@@ -33,63 +31,36 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self.matched = ""
-        self._include = include
-        self._next: list[dict[str, int]] = [{}]
-        self._depth = [0]
-        self._match = [0]  # length of the longest stop string that ends in a state
-        for stop in stops:
-            self._add(stop)
-        self._link()
-        self._state = 0
+        self._stops, self._include = stops, include
+        self._beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
+        self._longest = max(map(len, stops), default=1) - 1
         self._held = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
         """Return the text to send now, and whether a stop string was found, for which `may_stop` must be true."""
+        known = len(self._held)
         self._held += text
-        state, first = self._state, len(self._held) - len(text)
-        for end, character in enumerate(text, first + 1):
-            while state and character not in self._next[state]:
-                state = self._fallback[state]
-            state = self._next[state].get(character, 0)
-            if may_stop and self._match[state]:
-                start = end - self._match[state]
-                self.matched = self._held[start:end]
-                return self._release(end if self._include else start), True
-        self._state = state
-        return self._release(len(self._held) - self._depth[state]), False
+        if may_stop and (ends := [*self._completed(known)]):
+            end = min(ends)
+            self.matched = max((stop for stop in self._stops if self._held.endswith(stop, 0, end)), key=len)
+            return self._release(end if self._include else end - len(self.matched)), True
+        longest = min(self._longest, len(self._held))
+        held = next((size for size in range(longest, 0, -1) if self._held[-size:] in self._beginnings), 0)
+        return self._release(len(self._held) - held), False
 
     def flush(self) -> str:
         """Text that was held back, since nothing follows that could complete a stop string."""
         return self._release(len(self._held))
 
+    def _completed(self, known: int) -> Iterator[int]:
+        """Yield the ends of stop strings that the text behind the first `known` characters completes."""
+        for stop in self._stops:
+            if (start := self._held.find(stop, max(0, known - len(stop) + 1))) >= 0:
+                yield start + len(stop)
+
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
         return text
-
-    def _add(self, stop: str) -> None:
-        state = 0
-        for character in stop:
-            if character not in self._next[state]:
-                self._next[state][character] = len(self._next)
-                self._next.append({})
-                self._depth.append(self._depth[state] + 1)
-                self._match.append(0)
-            state = self._next[state][character]
-        self._match[state] = len(stop)
-
-    def _link(self) -> None:
-        """Set each state's fallback: the longest proper suffix of its text that begins a stop string."""
-        self._fallback = [0] * len(self._next)
-        states = deque(self._next[0].values())
-        while states:
-            state = states.popleft()
-            self._match[state] = self._match[state] or self._match[self._fallback[state]]
-            for character, child in self._next[state].items():
-                link = self._fallback[state]
-                while link and character not in self._next[link]:
-                    link = self._fallback[link]
-                self._fallback[child] = self._next[link].get(character, 0)
-                states.append(child)
 
 
 class AnswerStops:

@@ -5,7 +5,7 @@ The backend is triton-inference-server/vllm_backend on GitHub, the frontend pyth
 
 import json
 import reprlib
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hiscore.errors import RequestError
 
 PLAIN = (
     "max_tokens", "temperature", "top_p", "min_p", "seed", "ignore_eos", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "min_tokens", "include_stop_str_in_output", "skip_special_tokens",
+    "frequency_penalty", "min_tokens", "include_stop_str_in_output", "skip_special_tokens", "logprobs",
 )  # fmt: skip
 """vLLM's names that mean the same here; the backend takes numbers as strings too."""
 NEUTRAL = {
@@ -37,7 +37,8 @@ def merge_parameters(parameters: str, sampling_parameters: str | None, stream: b
         return parameters
     merged = json.loads(parameters) if parameters else {}
     if sampling_parameters is not None:
-        merged |= read_sampling_parameters(sampling_parameters)
+        for name, value in _object("sampling_parameters", sampling_parameters).items():
+            merged |= _read(name, value)
     return json.dumps(merged if stream is None else merged | {"stream": stream})
 
 
@@ -47,95 +48,82 @@ def answer_shape(
     exclude_input: bool | None,
     num_input: bool | None,
     num_output: bool | None,
-) -> "AnswerShape":
-    """Read the wishes for responses, None if not sent; like vLLM's backend, refuse the input in a stream."""
+) -> Callable[[Outputs], Outputs]:
+    """Read the wishes for responses, None if not sent; like vLLM's backend, refuse the input in a stream.
+
+    The returned function adds the prompt before the text, and numbers of input and of new output tokens.
+    """
     echo = exclude_input is False
     if echo and stream:
         raise RequestError("'exclude_input_in_output' must not be false while 'stream' is true")
-    return AnswerShape(text or "" if echo else "", bool(num_input), bool(num_output))
+    prefix = (text or "").encode() if echo else b""
+
+    def shape(outputs: Outputs) -> Outputs:
+        shaped = dict(outputs)
+        if prefix:
+            shaped["text_output"] = np.array([prefix + outputs["text_output"][0]], np.object_)
+        if num_input:
+            shaped["num_input_tokens"] = outputs["usage"][:1].astype(np.uint32)
+        if num_output:
+            shaped["num_output_tokens"] = np.array([len(outputs["output_ids"])], np.uint32)
+        return shaped
+
+    return shape
 
 
-def read_sampling_parameters(text: str) -> dict[str, Any]:
-    """Turn the tensor ``sampling_parameters`` into request parameters; raise RequestError for unsupported ones."""
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
-        raise RequestError(f"'sampling_parameters' must hold a JSON object, not {reprlib.repr(text)}")
-    read: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in PLAIN:
-            read[name] = _number(value)
-        elif name == "top_k":
-            read[name] = max(0, top_k) if isinstance(top_k := _number(value), int) else value
-        elif name == "stop":
-            read[name] = json.dumps([value] if isinstance(value, str) else value)
-        elif name in ("stop_token_ids", "logit_bias"):
-            read[name] = json.dumps(value)
-        elif name == "guided_decoding":
-            read |= _grammar(value)
-        elif name == "logprobs":
-            # The frontend's chat sends a flag; what it asks for comes back in `output_logprobs`.
-            if not isinstance(value, bool):
-                read[name] = _number(value)
-        elif name not in NEUTRAL or value not in (None, NEUTRAL[name]):
-            raise RequestError(
-                f"'sampling_parameters' has '{name[:64]}': {reprlib.repr(value)} is not supported"
-            )
-    return read
+def _read(name: str, value: Any) -> dict[str, Any]:
+    """Turn one of vLLM's parameters into ours, whose checks follow; raise RequestError for an unsupported one."""
+    if name == "guided_decoding":
+        return _grammar(value)
+    if name == "logprobs" and isinstance(value, bool):
+        return {}  # the frontend's chat sends a flag; what it asks for comes back in `output_logprobs`
+    if name in NEUTRAL and value in (None, NEUTRAL[name]):
+        return {}
+    if name not in READERS:
+        raise RequestError(f"'sampling_parameters' has '{name[:64]}': {reprlib.repr(value)} is not supported")
+    return {name: READERS[name](value)}
 
 
 def _number(value: Any) -> Any:
     """Read a number or a flag that is sent as a string; leave anything else to the checks that follow."""
-    if not isinstance(value, str):
-        return value
     try:
-        return json.loads(value.lower())
+        return json.loads(value.lower()) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return value
+
+
+def _top_k(value: Any) -> Any:
+    return max(0, top_k) if isinstance(top_k := _number(value), int) else value
+
+
+def _stop(value: Any) -> str:
+    return json.dumps([value] if isinstance(value, str) else value)
+
+
+READERS: dict[str, Callable[[Any], Any]] = dict.fromkeys(PLAIN, _number) | {
+    "top_k": _top_k,
+    "stop": _stop,
+    "stop_token_ids": json.dumps,
+    "logit_bias": json.dumps,
+}
 
 
 def _grammar(value: Any) -> dict[str, Any]:
     """Read ``guided_decoding``: vLLM's GuidedDecodingParams as JSON."""
-    given = _number_or_object(value)
-    if not isinstance(given, dict):
-        raise RequestError(f"'guided_decoding' must hold a JSON object, not {reprlib.repr(value)}")
-    asked = {
-        name: each for name, each in given.items() if name in (*GRAMMARS, "choice", "json_object") and each
-    }
-    unknown = sorted(set(asked) - set(GRAMMARS))
-    if unknown:
-        raise RequestError(f"'guided_decoding' has '{unknown[0]}', which is not supported")
-    return {
-        GRAMMARS[name]: json.dumps(each) if isinstance(each, dict) else each for name, each in asked.items()
-    }
+    given = _object("guided_decoding", value)
+    for name in ("choice", "json_object"):
+        if given.get(name):
+            raise RequestError(f"'guided_decoding' has '{name}', which is not supported")
+    asked = {ours: given[name] for name, ours in GRAMMARS.items() if given.get(name)}
+    return {name: json.dumps(each) if isinstance(each, dict) else each for name, each in asked.items()}
 
 
-def _number_or_object(value: Any) -> Any:
+def _object(name: str, value: Any) -> dict[str, Any]:
+    """Read a JSON object, as it is or as text."""
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        given = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
-        return None
-
-
-@dataclass(frozen=True)
-class AnswerShape:
-    """Additions to responses: the prompt before the first text, and numbers of input and of new output tokens."""
-
-    prefix: str = ""
-    num_input_tokens: bool = False
-    num_output_tokens: bool = False
-
-    def __call__(self, outputs: Outputs) -> Outputs:
-        shaped = dict(outputs)
-        if self.prefix:
-            shaped["text_output"] = np.array([self.prefix.encode() + outputs["text_output"][0]], np.object_)
-        if self.num_input_tokens:
-            shaped["num_input_tokens"] = outputs["usage"][:1].astype(np.uint32)
-        if self.num_output_tokens:
-            shaped["num_output_tokens"] = np.array([len(outputs["output_ids"])], np.uint32)
-        return shaped
-
-
-PLAIN_ANSWER = AnswerShape()
+        given = None
+    if not isinstance(given, dict):
+        raise RequestError(f"'{name}' must hold a JSON object, not {reprlib.repr(value)}")
+    return given

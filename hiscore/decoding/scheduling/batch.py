@@ -41,6 +41,8 @@ def make_prefill_chunk(
     return PrefillChunk(
         held.seq_index, sequence.call.prompt[start:end], start, held.staging_pages, host_pages, last,
         full_attention=not params.sparse, window_pages=windows[0], into_windows=windows[1],
+        state_slot=held.state_slot,
+        snapshots={place: slot for place, slot in held.snapshots.items() if start < place <= end},
     )  # fmt: skip
 
 
@@ -58,6 +60,7 @@ def make_admission(sequence: Sequence) -> Admission:
         first_token=sequence.output_ids[newest] if sequence.restored else None,
         window_pages=held.window_pages_of(0, len(held.host_pages)),
         is_buffer_alone=sequence.restored and held.restored_pages is not None,
+        state_slot=held.state_slot,
     )
 
 

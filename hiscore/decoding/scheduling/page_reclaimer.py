@@ -1,4 +1,9 @@
-"""Finds pages for sequences, and reclaims them from others, which are spilled or preempted for that."""
+"""Finds pages for sequences, and reclaims them from others, which are spilled or preempted for that.
+
+Under SELECTOR=auto a sequence attends to everything while it is on the device as a whole. When the device's pool
+is full the longest is spilled: it is preempted, and goes on to its end from its host pages, with a buffer. The
+longest frees the most that way, and selecting from many pages loses the least.
+"""
 
 from collections.abc import Iterable
 
@@ -9,7 +14,6 @@ from hiscore.decoding.pools.page_needs import NOTHING, PagesNeeded
 from hiscore.decoding.scheduling.preemption import newest
 from hiscore.decoding.scheduling.queues import Queues
 from hiscore.decoding.scheduling.schedule import Schedule
-from hiscore.decoding.scheduling.spilling import to_recall, to_spill
 from hiscore.decoding.sequence import Sequence, Status
 
 
@@ -46,33 +50,18 @@ class PageReclaimer:
         return False
 
     def spill(self, candidates: Iterable[Sequence]) -> bool:
-        """Let the longest of the sequences select from now on; returns whether there is one to spill."""
-        longest = to_spill(candidates, self._cache_config)
-        if longest is None:
+        """Let the longest that would hold less select from now on; returns whether there is one to spill."""
+        buffer = self._cache_config.buffer_pages * self._cache_config.page_size
+        resident = [each for each in candidates if each.resident and _dense_tokens(each) >= buffer]
+        if not resident:
             return False
+        longest = max(resident, key=_dense_tokens)
         longest.resident = False
-        # The prompt is prefilled without selection.
-        dense = max(longest.length, len(longest.call.prompt))
-        longest.full_attention_tokens = min(longest.full_attention_tokens, dense)
+        longest.full_attention_tokens = min(longest.full_attention_tokens, _dense_tokens(longest))
         if longest.status is Status.RUNNING:
             # It goes on from its host pages, with a buffer.
             self._queues.move(longest, Status.DRAINING)
         return True
-
-    def recall(self) -> None:
-        """Let a spilled sequence attend to everything again, if nobody waits and there is room for all of it."""
-        if (
-            not self._cache_config.resident_if_it_fits
-            or self._queues.waiting
-            or self._queues.preempted
-            or self._queues.draining
-            or all(each.resident for each in self._queues.running)
-        ):
-            return
-        free = self._blocks.device.num_free - self.spare().device
-        if recalled := to_recall(self._queues.running, free, self._cache_config):
-            recalled.resident = True
-            self._queues.move(recalled, Status.DRAINING)
 
     def spare(self) -> PagesNeeded:
         """Pages that running sequences may need next, which a starting sequence leaves to them."""
@@ -83,3 +72,8 @@ class PageReclaimer:
         left = self._blocks.blocks_kept(sequence, blocks)
         releases.append(self._blocks.free(sequence, left))
         sequence.go_back(left * self._cache_config.block_tokens)
+
+
+def _dense_tokens(sequence: Sequence) -> int:
+    """Count its tokens; its prompt is prefilled without selection."""
+    return max(sequence.length, len(sequence.call.prompt))

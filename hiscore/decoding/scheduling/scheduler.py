@@ -9,7 +9,6 @@ holds some of it is preempted (`hiscore.decoding.scheduling.preemption`).
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class Scheduler:
 
     def __init__(self, cache_config: CacheConfig, policy: PreemptionPolicy) -> None:
         self.blocks = BlockManager(cache_config)
-        self.prefix_cache = PrefixCache(self.blocks.host, cache_config)
+        self.prefix_cache = PrefixCache(self.blocks.host, self.blocks.states, cache_config)
         self.queues = Queues()
         self._reclaimer = PageReclaimer(self.queues, self.blocks, cache_config)
         self.preemptions = 0
@@ -107,7 +106,6 @@ class Scheduler:
         self._schedule_step(schedule)
         self._start_waiting(schedule)
         self._schedule_prefill(schedule)
-        self._reclaimer.recall()
         self._starvation.make_room(schedule, self._steps)
         return schedule
 
@@ -175,11 +173,11 @@ class Scheduler:
             self._spill_for(sequence, spare)
         needed, found = self.blocks.needed_to_start(sequence), NOTHING_FOUND
         # What is found spares blocks of the host alone.
-        if not self.blocks.can_allocate(replace(needed, host=0), spare):
+        if not self.blocks.can_allocate(needed._replace(host=0), spare):
             return needed, None
         if not len(sequence.held.host_pages):
             found = self.prefix_cache.take(sequence)
-            needed = replace(needed, host=needed.host - len(found.taken))
+            needed = needed._replace(host=needed.host - len(found.taken))
         if self.blocks.can_allocate(needed, spare):
             return needed, found
         self.prefix_cache.give_back(found)
@@ -208,6 +206,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, needed: PagesNeeded, found: Found, schedule: Schedule) -> None:
         """Give a sequence what it needs, and let it go on from what the host has of it."""
         sequence.restored = len(sequence.held.host_pages) > 0
+        sequence.snapshot_ends = found.snapshot_ends
         prefix = self.blocks.allocate(sequence, needed, found)
         if prefix is not None:
             self.prefix_cache.count(prefix)
@@ -247,6 +246,7 @@ class Scheduler:
 
     def _add_chunk(self, sequence: Sequence, tokens: int, schedule: Schedule) -> None:
         windows = self.blocks.windows.of_chunk(sequence, tokens)
+        self.blocks.states.keep(sequence, tokens)
         chunk = make_prefill_chunk(sequence, tokens, windows, offloads=self._keeps_prompt(sequence))
         schedule.prefilling.append(sequence)
         schedule.chunks.append(chunk)

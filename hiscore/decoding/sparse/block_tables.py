@@ -6,72 +6,50 @@ the ring. A sequence that fits into its buffer has neither area: `KVCache.fully_
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.arrays import Int32
-from hiscore.decoding.interface.worker import NO_PAGES, Growth
+from hiscore.arrays import Int32, Int64
+from hiscore.decoding.interface.worker import Admission, Growth
 from hiscore.decoding.kv_cache.buffer_pages import initial_pages
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.device.copies import upload
 
 
-@dataclass(frozen=True)
-class InitialPages:
-    """Pages that an admitted sequence's buffer starts with, and device pages for them: int64 [n], on the CPU."""
+def admit(cache: KVCache, admission: Admission) -> tuple[Int64, Int64]:
+    """Set a sequence's tables, with room for the next token at least; raise ValueError for unfit device pages.
 
-    pages: Tensor
-    device_pages: Tensor
-
-
-def admit(
-    cache: KVCache,
-    seq_index: int,
-    length: int,
-    host_pages: Tensor,
-    device_pages: Tensor,
-    full_attention: bool = False,
-    window_pages: Int32 = NO_PAGES,
-) -> InitialPages:
-    """Set a sequence's tables; the caller then copies the pages that are returned.
-
-    Args:
-        host_pages: int64 on the CPU, with room for the next token at least.
-        device_pages: int64 on the CPU. As many as host pages: the whole sequence is resident. Else the LRU area,
-            then the ring. None without sparse layers. Another number raises ValueError.
+    There are as many as host pages, and the whole sequence is resident; or the LRU area, then the ring; or none,
+    without sparse layers. Returns the pages that its buffer starts with and device pages for them, int64 [n] each:
+    the caller copies them.
     """
-    shape = cache.shape
+    shape, seq_index, length = cache.shape, admission.seq_index, admission.length
+    host_pages, device_pages = admission.host_pages.astype(np.int64), admission.device_pages.astype(np.int64)
     resident = len(device_pages) == len(host_pages) or not shape.sparse_layers
-    if not resident and (full_attention or len(device_pages) != shape.lru_pages + shape.ring_pages):
+    if not resident and (admission.full_attention or len(device_pages) != shape.lru_pages + shape.ring_pages):
         raise ValueError(
             f"device_pages has {len(device_pages)} pages for a sequence of {len(host_pages)}: it needs as many, "
             f"or lru_pages {shape.lru_pages} and ring_pages {shape.ring_pages} without full attention"
         )
     device = cache.host_block_table.device
-    cache.host_block_table[seq_index, : len(host_pages)] = upload(host_pages.int(), device)
+    cache.host_block_table[seq_index, : len(host_pages)] = upload(admission.host_pages, device)
     if cache.windowed:
-        cache.window_block_table[seq_index, : len(window_pages)] = upload(window_pages, device)
-    cache.device_block_table[seq_index, : len(device_pages)] = upload(device_pages.int(), device)
+        windows = upload(admission.window_pages, device)
+        cache.window_block_table[seq_index, : len(windows)] = windows
+    cache.device_block_table[seq_index, : len(device_pages)] = upload(admission.device_pages, device)
     cache.fully_resident[seq_index].fill_(resident)
-    cache.full_attention[seq_index].fill_(full_attention)
+    cache.full_attention[seq_index].fill_(admission.full_attention)
     cache.reset(upload(host_pages, device), upload(device_pages, device))
     written = -(-length // shape.page_size) if shape.sparse_layers else 0
     if resident:
-        return InitialPages(torch.arange(written), device_pages[:written])
-    found = initial_pages(length, shape.page_size, shape.lru_pages, shape.ring_pages)
-    pages, places = (torch.from_numpy(each) for each in found)
+        return np.arange(written, dtype=np.int64), device_pages[:written]
+    pages, places = initial_pages(length, shape.page_size, shape.lru_pages, shape.ring_pages)
     in_lru = places < shape.lru_pages
-    into = upload(device_pages[places[in_lru]], device)
-    held = upload(host_pages[pages[in_lru]], device)
-    cache.device_page_of[:, held] = into.int()[:, None]
-    cache.host_page_of[:, into] = held.int()[:, None]
-    # As if the step before the first one had loaded them.
-    cache.last_use.index_fill_(1, into, 2 * (length - 1))
-    return InitialPages(pages, device_pages[places])
+    _put_under_lru(cache, device_pages[places[in_lru]], host_pages[pages[in_lru]], length)
+    return pages, device_pages[places]
 
 
 def grow(cache: KVCache, growths: Sequence[Growth]) -> None:
@@ -95,14 +73,19 @@ def grow(cache: KVCache, growths: Sequence[Growth]) -> None:
 
 def _spill(cache: KVCache, growth: Growth, spilled: int) -> None:
     """Give a resident sequence an LRU area and a ring; its tokens stay where they are."""
+    device_pages, host_pages = growth.device_pages[:spilled], growth.old_host_pages
+    length = growth.start * cache.shape.page_size
+    _put_under_lru(cache, device_pages.astype(np.int64), host_pages.astype(np.int64), length)
+    cache.fully_resident[growth.seq_index].fill_(False)
+
+
+def _put_under_lru(cache: KVCache, device_pages: Int64, host_pages: Int64, length: int) -> None:
+    """Let device pages hold host pages, as if the last step of a sequence of this length had loaded them."""
     device = cache.host_block_table.device
-    into = upload(growth.device_pages[:spilled].astype(np.int64), device)
-    held = upload(growth.old_host_pages.astype(np.int64), device)
+    into, held = upload(device_pages, device), upload(host_pages, device)
     cache.device_page_of[:, held] = into.int()[:, None]
     cache.host_page_of[:, into] = held.int()[:, None]
-    # As if its last step had loaded them.
-    cache.last_use.index_fill_(1, into, 2 * (growth.start * cache.shape.page_size - 1))
-    cache.fully_resident[growth.seq_index].fill_(False)
+    cache.last_use.index_fill_(1, into, 2 * (length - 1))
 
 
 def _table_entries(pages: Iterable[tuple[int, int, Int32]]) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,20 +102,14 @@ def _write_table(table: Tensor, entries: tuple[Tensor, Tensor, Tensor]) -> None:
     table.index_put_((rows, columns), values)
 
 
-def slot_mapping(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
-    """Return new tokens' slots in host pages (dense layers, index) and the buffer: int32 [R], -1 for padding."""
+def slot_mapping(cache: KVCache, batch: StepBatch, table: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return new tokens' slots in a table's pages, by default host pages, and in the buffer: see `CacheOps`."""
     shape = cache.shape
+    table = cache.host_block_table if table is None else table
     position = batch.positions.long()
     pages, offsets = position // shape.page_size, position % shape.page_size
-    host = cache.host_block_table[batch.table_rows, pages] * shape.page_size + offsets
+    own = table[batch.table_rows, pages] * shape.page_size + offsets
     resident = cache.fully_resident[batch.table_rows]
     entry = torch.where(resident, pages, shape.lru_pages + pages % shape.ring_pages)
     buffer = cache.device_block_table[batch.table_rows, entry] * shape.page_size + offsets
-    return torch.where(batch.valid, host, -1).int(), torch.where(batch.valid, buffer, -1).int()
-
-
-def window_slots(cache: KVCache, batch: StepBatch) -> Tensor:
-    """Return the slots of a step's new tokens in windowed layers: int32 [R], -1 for padding."""
-    page_size, position = cache.shape.page_size, batch.positions.long()
-    pages = cache.window_block_table[batch.table_rows, position // page_size]
-    return torch.where(batch.valid, pages * page_size + position % page_size, -1).int()
+    return torch.where(batch.valid, own, -1).int(), torch.where(batch.valid, buffer, -1).int()

@@ -13,21 +13,6 @@ from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.selection import Selection
 
 
-def host_pages_of(cache: KVCache, selection: Selection, batch: StepBatch) -> Tensor:
-    """The host pages of selected pages: int32 [R, H, K], 0 where nothing was selected."""
-    return _pages_of(cache.host_block_table, selection, batch)
-
-
-def resident_pages_of(cache: KVCache, selection: Selection, batch: StepBatch) -> Tensor:
-    """The device pages of selected pages of resident sequences: int32 [R, H, K], 0 where nothing was selected."""
-    return _pages_of(cache.device_block_table, selection, batch)
-
-
-def window_pages_of(cache: KVCache, selection: Selection, batch: StepBatch) -> Tensor:
-    """The window pages of selected pages: int32 [R, H, K], 0 where nothing was selected."""
-    return _pages_of(cache.window_block_table, selection, batch)
-
-
 def swap_in(cache: KVCache, layer: int, selection: Selection, batch: StepBatch) -> Tensor:
     """Bring the selected pages of a layer into the buffer; return device pages, int32 [R, H, K], 0 for none.
 
@@ -81,11 +66,6 @@ def copy_pages(cache: KVCache, layer: int, host_pages: Tensor, heads: Tensor, de
     copied = cache.read_host(layer, host_pages, heads)  # [n, C, P, head_dim]
     buffer = cache.buffer[cache.sparse[layer]].unflatten(0, (-1, cache.shape.page_size))
     buffer[device_pages, :, :, heads] = copied.transpose(1, 2)
-
-
-def _pages_of(table: Tensor, selection: Selection, batch: StepBatch) -> Tensor:
-    found = _look_up(table[batch.table_rows], selection.pages.long().clamp(min=0))
-    return found.masked_fill(selection.pages < 0, 0)
 
 
 def _look_up(table: Tensor, entries: Tensor) -> Tensor:

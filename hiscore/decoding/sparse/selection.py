@@ -1,7 +1,6 @@
-"""Selection of the pages that a row attends to: the interface of selectors and what they share."""
+"""Selection of the pages that a row attends to: what selectors share."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,29 +23,6 @@ class Selection:
     pages: Tensor
     counts: Tensor
     mass: Tensor
-
-
-class Selector(Protocol):
-    """Scores pages in the sparse layers by an index of their keys."""
-
-    def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
-        """Add new keys, [n, H, head_dim], in the order of positions, except where a host slot is -1.
-
-        A page's first token starts the page's entry in the index afresh.
-        """
-
-    def scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
-        """Score pages by rotated queries, [R, heads, head_dim].
-
-        Returns:
-            [R, heads, N], where N is the largest number of pages of a row; 0 beyond a row's pages and in rows that
-            get all of theirs.
-        """
-        ...
-
-    def select(self, scores: Tensor, batch: StepBatch) -> Selection:
-        """Select `CacheShape.top_pages` pages per row and head; all under `KVCache.full_attention`."""
-        ...
 
 
 def page_budgets(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
@@ -75,18 +51,21 @@ def zero_scores(cache: KVCache, batch: StepBatch, heads: int, dtype: torch.dtype
     return torch.zeros((len(lengths), heads, int(lengths.max()) if len(lengths) else 0), dtype=dtype)
 
 
-def select_by_attention(
-    cache: KVCache, scores: Tensor, batch: StepBatch, soft_cap: float | None
+def select(
+    cache: KVCache, scores: Tensor, batch: StepBatch, soft_cap: float | None = None, by_scores: bool = False
 ) -> Selection:
-    """Select by logits [R, heads, N]: the mean, over a KV head's query heads, of their softmax over all pages.
+    """Select by scores [R, heads, N], or by the shares of attention that they stand for as logits.
 
-    The first page and `CacheShape.newest_selected` of the newest are always selected.
+    By shares, the first page and `CacheShape.newest_selected` of the newest are always selected.
     """
     lengths, budgets = page_budgets(cache, batch)
     shares = attention_shares(cache, scores, batch, soft_cap)
     page = torch.arange(scores.shape[2])
     forced = (page == 0) | (page >= lengths[:, None] - cache.shape.newest_selected)
-    return select_top_pages(shares, lengths, forced, budgets, max([cache.shape.top_pages, *budgets.tolist()]))
+    width = max([cache.shape.top_pages, *budgets.tolist()])
+    if by_scores:
+        return select_top_pages(scores, lengths, torch.zeros_like(forced), budgets, width, shares)
+    return select_top_pages(shares, lengths, forced, budgets, width)
 
 
 def attention_shares(
@@ -109,26 +88,8 @@ def attention_shares(
     return shares
 
 
-def select_all_pages(batch: StepBatch, kv_heads: int, page_size: int) -> Selection:
-    """Select every page of every row."""
-    counts = torch.where(batch.valid, batch.positions.long() // page_size + 1, 0)
-    page = torch.arange(int(counts.max()) if len(counts) else 0)
-    pages = torch.where(page < counts[:, None], page, -1).int()
-    shape = (len(counts), kv_heads)
-    return Selection(
-        pages[:, None].expand(*shape, -1),
-        counts.int()[:, None].expand(shape),
-        batch.valid.float()[:, None].expand(shape),
-    )
-
-
 def select_top_pages(
-    scores: Tensor,
-    lengths: Tensor,
-    forced: Tensor,
-    budgets: Tensor,
-    width: int,
-    shares: Tensor | None = None,
+    scores: Tensor, lengths: Tensor, forced: Tensor, budgets: Tensor, width: int, shares: Tensor | None = None
 ) -> Selection:
     """Select the pages with the highest scores, of equal ones the lower page.
 

@@ -6,7 +6,10 @@ Quest scores a page by an upper bound on q.k, from the per-channel minima and ma
 with any key of a page is at most the sum over channels of the larger of its products with the channel's minimum
 and maximum. With pages of one token the bound is the product, and the selection that of attention itself.
 
-Source: Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv:2406.10774.
+DeepSeek sparse attention (DSA) selects tokens by the checkpoint's indexer, which has its own keys and queries.
+
+Sources: Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv:2406.10774;
+DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025.
 """
 
 from collections.abc import Callable
@@ -19,24 +22,23 @@ from hiscore.attention.base import AttentionShape
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import IndexKind
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.sparse.dsa import DsaSelector
 from hiscore.decoding.sparse.selection import (
     Selection,
-    Selector,
     rows_to_score,
-    select_by_attention,
+    select,
     zero_scores,
 )
 from hiscore.device.numerics import widen
 
 
 class QuestSelector:
-    """`Selector` by bounds of pages. The ring's pages are always selected: the newest page's bounds still grow."""
+    """Scores pages by their bounds. The ring's pages are always selected: the newest page's bounds still grow."""
 
     def __init__(self, cache: KVCache, shape: AttentionShape) -> None:
         self._cache, self._shape = cache, shape
 
     def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
+        """Add keys, [n, H, head_dim], to the index, except where a host slot is -1; a page's first starts it."""
         (kept,) = torch.nonzero(host_slots >= 0, as_tuple=True)
         keys, slots = keys[kept], host_slots[kept].long()
         pages, offsets = slots // self._cache.shape.page_size, slots % self._cache.shape.page_size
@@ -49,6 +51,7 @@ class QuestSelector:
         greatest.scatter_reduce_(0, page_of_key, keys, "amax")
 
     def scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
+        """Score pages by rotated queries: [R, heads, N], 0 beyond a row's pages and where all are selected."""
         cache, shape = self._cache, self._shape
         q = widen(q).unflatten(1, (shape.kv_heads, -1))
         bounds = cache.index_of(layer)
@@ -60,7 +63,32 @@ class QuestSelector:
         return out
 
     def select(self, scores: Tensor, batch: StepBatch) -> Selection:
-        return select_by_attention(self._cache, scores, batch, self._shape.soft_cap)
+        return select(self._cache, scores, batch, self._shape.soft_cap)
+
+
+class DsaSelector:
+    """Scores the indexer's queries, else like `QuestSelector`; layers that share an indexer share its scores."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+
+    def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
+        """Add keys, [n, index_dim] or [n, 1, index_dim], to the index, except where a host slot is -1."""
+        (kept,) = torch.nonzero(host_slots >= 0, as_tuple=True)
+        self._cache.index_of(layer)[host_slots[kept].long()] = keys[kept].flatten(1)
+
+    def scores(self, layer: int, q: Tensor, gates: Tensor, batch: StepBatch) -> Tensor:
+        """Sum gate * relu(q . key) over the heads of q, [R, index heads, index_dim]: float32 [R, 1, N]."""
+        cache = self._cache
+        index = cache.index_of(layer)
+        out = zero_scores(cache, batch, 1, torch.float32)
+        for row, pages in rows_to_score(cache, batch):
+            out[row, 0, : len(pages)] = gates[row] @ torch.relu(q[row].float() @ index[pages].float().T)
+        return out
+
+    def select(self, scores: Tensor, batch: StepBatch) -> Selection:
+        """Select the tokens of the highest scores. Their softmax, trained to follow attention, is the mass."""
+        return select(self._cache, scores, batch, by_scores=True)
 
 
 @dataclass(frozen=True)
@@ -76,7 +104,7 @@ class SelectorKind:
     index_kind: IndexKind
     page_size: int
     dense_layers: int
-    make: Callable[[KVCache, AttentionShape], Selector | DsaSelector] | None
+    make: Callable[[KVCache, AttentionShape], QuestSelector | DsaSelector] | None
 
 
 # Larger pages mean a smaller index and longer copies, smaller pages a closer fit to what is looked for.
@@ -92,7 +120,7 @@ SELECTORS: dict[str, SelectorKind] = {
 }
 
 
-def make_selector(cache: KVCache, shape: AttentionShape) -> Selector | DsaSelector | None:
+def make_selector(cache: KVCache, shape: AttentionShape) -> QuestSelector | DsaSelector | None:
     """Make the PyTorch selector for a cache's index; None without an index."""
     kind = next(kind for kind in SELECTORS.values() if kind.index_kind == cache.shape.index_kind)
     return kind.make(cache, shape) if kind.make else None

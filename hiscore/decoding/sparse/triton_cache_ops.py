@@ -3,7 +3,7 @@
 Nothing waits for the device, and no size depends on what is in its memory: a CUDA graph can capture a whole step.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,7 +16,6 @@ from hiscore.attention.paged_triton import paged_attention
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.cache_ops import PageLists, SelectedPages
-from hiscore.decoding.sparse.side_stream import SideStream
 from hiscore.decoding.sparse.triton_transfers import TritonTransfers
 from hiscore.kernels import page_scores, page_select, slot_mapping
 from hiscore.kernels.dot_size import dot_size
@@ -30,6 +29,41 @@ SELECT_BLOCK, SELECT_SCORES, SELECT_WARPS = 2048, 16384, 8
 MOST_PENDING_PROGRAMS = 2**15
 # Least block over the LRU pages: the compiler spills registers with smaller ones.
 MIN_LRU_BLOCK = 512
+# Above that of steps: few programs, which must not queue behind the many that they run beside.
+SIDE_PRIORITY = -2
+
+
+class SideStream:
+    """A stream beside the current one, for work that some of what follows need not wait for.
+
+    In a graph's capture it is a branch; without a CUDA device work runs in order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=SIDE_PRIORITY) if device.type == "cuda" else None
+
+    def launch(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Launch work that follows all that was launched before on the current stream.
+
+        Call what is returned: it makes the current stream wait for the work. Until then it keeps the tensors that
+        the work reads, of whose use on the other stream the allocator knows nothing.
+        """
+        if self._stream is None:
+            work()
+            return lambda: None
+        begin, end = torch.cuda.Event(), torch.cuda.Event()
+        begin.record()
+        self._stream.wait_event(begin)
+        with torch.cuda.stream(self._stream):
+            work()
+        end.record(self._stream)
+        kept = [work]
+
+        def wait() -> None:
+            torch.cuda.current_stream().wait_event(end)
+            kept.clear()
+
+        return wait
 
 
 class TritonCacheOps(TritonTransfers):
@@ -53,15 +87,9 @@ class TritonCacheOps(TritonTransfers):
         # Triton's default for float32 is TF32, with 10 bits of mantissa.
         self._precision = "ieee" if cache.buffer.dtype == torch.float32 else "tf32"
 
-    def slot_mapping(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        return self._map_slots(batch, self._cache.host_block_table)
-
-    def window_slots(self, batch: StepBatch) -> Tensor:
-        return self._map_slots(batch, self._cache.window_block_table)[0]
-
-    def _map_slots(self, batch: StepBatch, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Map a batch to slots, the first of which are in the table's pages."""
+    def slot_mapping(self, batch: StepBatch, table: Tensor | None = None) -> tuple[Tensor, Tensor]:
         cache, sizes, rows = self._cache, self._cache.shape, len(batch.seq_indices)
+        table = cache.host_block_table if table is None else table
         host_slots, buffer_slots = torch.empty_like(batch.seq_indices), torch.empty_like(batch.seq_indices)
         slot_mapping.map_slots[(triton.cdiv(rows, 128),)](
             batch.seq_indices, batch.positions,
@@ -155,15 +183,10 @@ class TritonCacheOps(TritonTransfers):
             self._swap_in(layer, swaps, swap_counts)
         return SelectedPages(pages, PageLists(device_pages, counts, wait=wait), mass)
 
-    def all_pages(self, batch: StepBatch) -> PageLists:
+    def all_pages(self, batch: StepBatch, table: Tensor | None = None) -> PageLists:
         counts = torch.where(batch.valid, batch.positions // self._cache.shape.page_size + 1, 0)
-        return PageLists(self._cache.host_block_table, counts[:, None], by_sequence=True)
-
-    def window_pages(self, batch: StepBatch) -> PageLists:
-        return replace(self.all_pages(batch), pages=self._cache.window_block_table)
-
-    def resident_pages(self, batch: StepBatch) -> PageLists:
-        return replace(self.all_pages(batch), pages=self._cache.device_block_table)
+        pages = self._cache.host_block_table if table is None else table
+        return PageLists(pages, counts[:, None], by_sequence=True)
 
     def attend(self, layer: int, q: Tensor, lists: PageLists, batch: StepBatch) -> Tensor:
         """Attend; the output of a row without pages, padding included, is uninitialised memory."""

@@ -5,6 +5,7 @@ import triton
 from torch import Tensor
 
 from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.kernels import kv_transfer, page_scores
 from hiscore.kernels.dot_size import dot_size
 
@@ -23,7 +24,7 @@ PLACING_PROGRAMS = 512
 MERGED_BYTES = 2**25
 
 
-class TritonTransfers:
+class TritonTransfers(CacheOps):
     """The copies of `CacheOps`, where their arguments are documented, for a cache on a CUDA device."""
 
     def __init__(self, cache: KVCache) -> None:

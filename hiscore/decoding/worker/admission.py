@@ -2,15 +2,15 @@
 prefilled, to its device buffer, its dense layers and its index."""
 
 import numpy as np
-import torch
 
+from hiscore.arrays import divided
 from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.worker import Admission
 from hiscore.decoding.models.base import DecodeModel, staging_slots
 from hiscore.decoding.sparse.block_tables import admit
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.device_queues import Queue
-from hiscore.decoding.worker.restores import Restores
+from hiscore.decoding.worker.host_copies import Restores
 from hiscore.device.copies import upload
 
 
@@ -25,30 +25,20 @@ def bring_to_staging(model: DecodeModel, ops: CacheOps, restores: Restores, pref
             ops.restore_prompt(model.staging, into, host_pages)
             model.restore_index(into, host_pages)
     if there.any():
-        page_size = slots.shape[1]
-        host_slots = prefix.host_pages[there][:, None] * page_size + np.arange(page_size)
         with restores.queues.use(Queue.COMPUTE):
-            ops.restore_dense(
-                model.staging, upload(slots[there].ravel(), device),
-                upload(host_slots.ravel().astype(np.int32), device),
-            )  # fmt: skip
+            into = upload(slots[there].ravel(), device)
+            host_slots = upload(divided(prefix.host_pages[there], slots.shape[1]), device)
+            ops.restore_dense(model.staging, into, host_slots)
 
 
 def fill_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -> None:
     """Fill a sequence's tables, and copy the pages that its device buffer starts with from staging."""
     page_size, device = model.cache.shape.page_size, model.staging.device
     slots = staging_slots(admission.staging_pages, admission.length)
-    initial = admit(
-        model.cache, admission.seq_index, admission.length,
-        torch.from_numpy(admission.host_pages.astype(np.int64)),
-        torch.from_numpy(admission.device_pages.astype(np.int64)),
-        admission.full_attention, admission.window_pages,
-    )  # fmt: skip
-    offsets = np.arange(page_size)
-    positions = (initial.pages.numpy()[:, None] * page_size + offsets).ravel()
-    buffer_slots = (initial.device_pages.numpy()[:, None] * page_size + offsets).ravel()
+    pages, device_pages = admit(model.cache, admission)
+    positions = divided(pages, page_size)
     exists = positions < admission.length
-    buffer_slots = buffer_slots[exists].astype(np.int32)
+    buffer_slots = divided(device_pages, page_size)[exists]
     staged = slots[: len(buffer_slots)] if admission.is_buffer_alone else slots[positions[exists]]
     if model.cache.shape.prompts_in == "buffers" and np.array_equal(staged, buffer_slots):
         return  # it was prefilled where it stays
@@ -58,9 +48,7 @@ def fill_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -
 def index_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -> None:
     """Take a sequence's keys from staging into the index, and what was prefilled into the dense layers."""
     page_size, device = model.cache.shape.page_size, model.staging.device
-    positions = np.arange(admission.length)
-    host_slots = admission.host_pages[positions // page_size] * page_size + positions % page_size
-    to_slots = upload(host_slots.astype(np.int32), device)
+    to_slots = upload(divided(admission.host_pages, page_size)[: admission.length], device)
     from_slots = upload(staging_slots(admission.staging_pages, admission.length), device)
     # Of a restored one they are still there, and some of them nowhere else.
     if model.cache.shape.prompts_in != "dense" and admission.first_token is None:

@@ -20,10 +20,9 @@ from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
-from hiscore.decoding.worker.cuda_queues import CudaQueues
-from hiscore.decoding.worker.device_queues import Queue
+from hiscore.decoding.worker.device_queues import CudaQueues, Queue
 from hiscore.decoding.worker.sampling_options import OPTIONS, fill_options
-from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
+from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, StepRunner, new_input_ids
 from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.decoding.worker.triton_sampler import Feeding, draw
 from hiscore.device.graphs import GraphCapture, StaticOutputs
@@ -62,7 +61,7 @@ class CapturedStep:
     outputs: PaddedOutputs
 
 
-class GraphRunner:
+class GraphRunner(StepRunner):
     """Captures all graphs when it is made: a capture while serving would hold up every sequence."""
 
     def __init__(

@@ -1,17 +1,17 @@
 """The work queues of a device and the events between them.
 
 Work launched on a queue runs in the order of its launches. The queues run side by side, except for what `wait`
-orders. Events follow CUDA's rules: a wait is for the last recording before the wait was issued, and a wait for
-an event that was never recorded does nothing. So an event may be recorded again as soon as all waits for it
-have been issued.
+orders.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
-from typing import Any, NewType, Protocol
+from typing import Any
 
-Event = NewType("Event", int)
-"""An event's number in the pool of its `DeviceQueues`."""
+import torch
+
+from hiscore.decoding.worker.offload_schedule import Event
 
 
 class Queue(Enum):
@@ -24,51 +24,59 @@ class Queue(Enum):
     RESTORE = "restore"
 
 
-class DeviceQueues(Protocol):
-    """The queues and a pool of events. Only `block` makes the host wait."""
+class DeviceQueues:
+    """The queues. None of the methods makes the host wait.
+
+    On a CPU, as here, work has completed when its launch returns, so nothing ever waits.
+    """
 
     def use(self, queue: Queue) -> AbstractContextManager[Any]:
         """Launch everything inside the context on this queue."""
-        ...
+        return nullcontext()
 
-    def event(self) -> Event:
-        """Take an unused event from the pool."""
-        ...
-
-    def recycle(self, event: Event) -> None:
-        """Return an event to the pool; its holder must not wait for, query or record it again."""
-        ...
-
-    def record(self, event: Event, queue: Queue) -> None:
-        """Complete the event when all work launched on the queue so far has completed."""
-        ...
+    def record(self, queue: Queue) -> Event:
+        """Return an event that completes when all work launched on the queue so far has completed."""
+        return 0
 
     def wait(self, queue: Queue, event: Event) -> None:
         """Run what is launched on the queue from now on after the event."""
-        ...
 
     def completed(self, event: Event) -> bool:
-        """Return whether the event has completed; never waits."""
-        ...
+        """Return whether the event has completed."""
+        return True
 
 
-class ImmediateQueues:
-    """`DeviceQueues` for the CPU: work has completed when its launch returns, so nothing ever waits."""
+@contextmanager
+def behind_forwards(queues: DeviceQueues, queue: Queue) -> Iterator[None]:
+    """Use a queue of copies, behind all that was launched on the COMPUTE queue so far."""
+    queues.wait(queue, queues.record(Queue.COMPUTE))
+    with queues.use(queue):
+        yield
+
+
+class CudaQueues(DeviceQueues):
+    """The queues of a CUDA device: a stream for each.
+
+    The caching allocator knows nothing of waits: memory that one queue allocates and the other reads must be held
+    until the reader has completed, or be announced to the allocator by `Tensor.record_stream`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        # COMPUTE has the higher priority: copies only fill what forwards leave idle.
+        self._streams = {
+            queue: torch.cuda.Stream(device, priority=-1 if queue is Queue.COMPUTE else 0) for queue in Queue
+        }
 
     def use(self, queue: Queue) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return torch.cuda.stream(self._streams[queue])
 
-    def event(self) -> Event:
-        return Event(0)
-
-    def recycle(self, event: Event) -> None:
-        pass
-
-    def record(self, event: Event, queue: Queue) -> None:
-        pass
+    def record(self, queue: Queue) -> Event:
+        event = torch.cuda.Event()
+        event.record(self._streams[queue])
+        return event
 
     def wait(self, queue: Queue, event: Event) -> None:
-        pass
+        self._streams[queue].wait_event(event)
 
     def completed(self, event: Event) -> bool:
-        return True
+        return bool(event.query())

@@ -27,11 +27,14 @@ And at the edges of a sequence's life:
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from hiscore.arrays import Int32, Int64
-from hiscore.decoding.worker.device_queues import Event
+
+Event = Any
+"""An event of a device's queues, never None: it completes with the work behind which it was recorded."""
 
 
 @dataclass(frozen=True)

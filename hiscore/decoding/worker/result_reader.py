@@ -24,11 +24,7 @@ class ResultReader:
         self._offloaded_tokens = 0
 
     def read(
-        self,
-        readback: Tensor,
-        rows: int,
-        seconds: float,
-        sampling: SamplingBatch | None = None,
+        self, readback: Tensor, rows: int, seconds: float, sampling: SamplingBatch | None = None
     ) -> ForwardResult:
         """Make a result of `StepOutputs.readback` on the host, int64 [COUNTERS + rows] or more."""
         values = readback.numpy()

@@ -4,12 +4,14 @@ A token's weight is its probability in fixed point. Sums of integers do not depe
 depends neither on how a device adds nor on the other rows of the batch.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.arrays import Float64
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.worker.sampling_options import OPTIONS, fill_options
 from hiscore.device.copies import upload
 
 # The likeliest token's weight: a token 2^33 times less likely is never drawn. Sums over up to 2^21 tokens are
@@ -31,26 +33,20 @@ def sample_batch(logits: Tensor, sampling: SamplingBatch) -> Tensor:
     """Sample one token id per row: float32 [R, V] to int64 [R]."""
     if not sampling.temperature.any():
         return greedy(logits)
-    has_min_p = sampling.min_p is not None and bool(sampling.min_p.any())
-    temperature, top_k, top_p, uniforms, min_p = upload(options_of(sampling), logits.device)
     if logits.is_cuda:
         # Comes with CUDA builds of torch alone.
-        from hiscore.decoding.worker.triton_sampler import sample_rows
+        from hiscore.decoding.worker.triton_sampler import draw
 
-        return sample_rows(
-            logits, temperature.float(), top_k.int(), top_p.float(), uniforms.contiguous(), min_p.float()
-        )
+        options, nowhere = np.zeros((OPTIONS, len(logits))), np.full(len(logits), -1, np.int32)
+        fill_options(options, nowhere, replace(sampling, penalties=None))
+        return draw(logits, upload(options, logits.device))
     filtered = bool((sampling.top_k > 0).any() or (sampling.top_p < 1).any())
-    floor = min_p.float() if has_min_p else None
-    return sample(logits, temperature.float(), top_k.int(), top_p.float(), uniforms, floor, filtered=filtered)
-
-
-def options_of(sampling: SamplingBatch) -> Float64:
-    """Pack the options of rows for one copy: float64 [5, R], temperature, top_k, top_p, uniforms and min_p."""
-    min_p = np.zeros_like(sampling.top_p) if sampling.min_p is None else sampling.min_p
-    return np.array(
-        [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms, min_p], np.float64
-    )
+    arrays = sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms
+    temperature, top_k, top_p, uniforms = map(torch.from_numpy, arrays)
+    floor = None
+    if sampling.min_p is not None and sampling.min_p.any():
+        floor = torch.from_numpy(sampling.min_p)
+    return sample(logits, temperature, top_k, top_p, uniforms, floor, filtered=filtered)
 
 
 def sample(

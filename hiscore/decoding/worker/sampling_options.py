@@ -1,7 +1,5 @@
 """Sampling options of a step's rows in one tensor, for one copy; `kernels.sampling_options` reads it."""
 
-import numpy as np
-
 from hiscore.arrays import Float64, Int32
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 
@@ -31,10 +29,3 @@ def fill_options(options: Float64, seq_indices: Int32, sampling: SamplingBatch |
             (penalties.repetition, penalties.presence, penalties.frequency), start=7
         ):
             options[place, penalties.rows] = values
-
-
-def padded_options(rows: int, seq_indices: Int32, sampling: SamplingBatch) -> Float64:
-    """Make options, float64 [OPTIONS, rows], by `fill_options`."""
-    options = np.zeros((OPTIONS, rows))
-    fill_options(options, seq_indices, sampling)
-    return options

@@ -1,10 +1,8 @@
 """Run the forward of a decode step: the interface, and its implementation without CUDA graphs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +15,6 @@ from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.sampler import finite, greedy
 from hiscore.decoding.worker.token_counts import TokenCounts
-from hiscore.device.copies import upload
 
 COUNTERS = 4
 
@@ -66,40 +63,16 @@ def feed(ids: Tensor, logits: Tensor, rows: Tensor, input_ids: Tensor, cache: KV
     return torch.cat((counters, readable))
 
 
-def decode_greedily(
-    model: DecodeModel, batch: StepBatch, input_ids: Tensor, ops: CacheOps, full_attention: bool
-) -> StepOutputs:
-    """Run one decode step of the model, sample greedily and write the tokens back to `input_ids`."""
-    logits, host_slots, buffer_slots = model.decode(
-        torch.index_select(input_ids, 0, batch.table_rows), batch, ops, full_attention
-    )
-    rows = batch.table_rows.where(batch.valid, len(input_ids) - 1)
-    readback = feed(greedy(logits), logits, rows, input_ids, model.cache)
-    return StepOutputs(logits, host_slots, buffer_slots, readback)
+class StepRunner:
+    """Launches the forwards of decode steps on the queue in use.
 
+    Here each operation by itself: for the CPU, where graphs would gain nothing.
 
-class StepRunner(Protocol):
-    """Launches the forwards of decode steps on the queue in use."""
-
-    ops: CacheOps
-    """Operations for the copies beside the forwards."""
-    input_ids: Tensor
-    """int32 [max_sequences + 1]: the token that each sequence is fed in its next step."""
-    counts: TokenCounts | None
-    """Counts of the tokens that steps draw; None if steps do not count."""
-
-    def forward(
-        self, seq_indices: Int32, positions: Int32, attends: Attends, sampling: SamplingBatch | None = None
-    ) -> StepOutputs:
-        """Launch one step, which is fed tokens at these positions, int32 [R].
-
-        The rows are sampled by `sampling` if the runner can do so within the step; None: greedily.
-        """
-        ...
-
-
-class EagerRunner:
-    """`StepRunner` that launches every operation by itself: for the CPU, where graphs would gain nothing."""
+    Attributes:
+        ops: Operations for the copies beside the forwards.
+        input_ids: int32 [max_sequences + 1]: the token that each sequence is fed in its next step.
+        counts: Counts of the tokens that steps draw; None if steps do not count.
+    """
 
     def __init__(self, model: DecodeModel, ops: CacheOps, max_sequences: int) -> None:
         self.ops = ops
@@ -110,9 +83,13 @@ class EagerRunner:
     def forward(
         self, seq_indices: Int32, positions: Int32, attends: Attends, sampling: SamplingBatch | None = None
     ) -> StepOutputs:
-        both = upload(np.stack((seq_indices, positions)), self.input_ids.device)
-        full_attention = attends is Attends.FULL
-        outputs = decode_greedily(
-            self._model, StepBatch(both[0], both[1]), self.input_ids, self.ops, full_attention
-        )
-        return replace(outputs, drawn=sampling is None or sampling.is_greedy)
+        """Launch one step, which is fed tokens at these positions, int32 [R].
+
+        The rows are sampled by `sampling` if the runner can do so within the step; None: greedily.
+        """
+        batch = StepBatch(*map(torch.from_numpy, (seq_indices, positions)))
+        fed = torch.index_select(self.input_ids, 0, batch.table_rows)
+        logits, host_slots, buffer_slots = self._model.decode(fed, batch, self.ops, attends is Attends.FULL)
+        readback = feed(greedy(logits), logits, batch.table_rows, self.input_ids, self._model.cache)
+        drawn = sampling is None or sampling.is_greedy
+        return StepOutputs(logits, host_slots, buffer_slots, readback, drawn)

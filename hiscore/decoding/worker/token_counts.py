@@ -21,18 +21,14 @@ class TokenCounts:
 
     def __init__(self, max_sequences: int, device: torch.device, vocabulary: int = 0) -> None:
         # Without a vocabulary it takes its room when the first row asks for it; the memory plan counts it.
-        self._table = torch.zeros((max_sequences, vocabulary), dtype=torch.int32, device=device)
-
-    @property
-    def table(self) -> Tensor:
+        self.table = torch.zeros((max_sequences, vocabulary), dtype=torch.int32, device=device)
         """int32 [max_sequences, vocabulary]; it stays where it is once it has room."""
-        return self._table
 
     def _start(self, histories: Iterable[History], seq_indices: Int32, vocabulary: int) -> None:
-        if self._table.shape[1] != vocabulary:
-            self._table = self._table.new_zeros((len(self._table), vocabulary))
+        if self.table.shape[1] != vocabulary:
+            self.table = self.table.new_zeros((len(self.table), vocabulary))
         for history in histories:
-            counts = self._table[int(seq_indices[history.row])].zero_()
+            counts = self.table[int(seq_indices[history.row])].zero_()
             counts.index_fill_(0, upload(history.prompt, counts.device).long(), IN_PROMPT)
             if len(history.output):
                 self._add(counts, upload(history.output, counts.device).long())
@@ -44,7 +40,7 @@ class TokenCounts:
         rows, counted = upload(penalties.rows, device), upload(seq_indices[penalties.rows], device).long()
         options = [penalties.repetition, penalties.presence, penalties.frequency]
         repetition, presence, frequency = (upload(each, device)[:, None] for each in options)
-        own, counts = logits.index_select(0, rows), self._table.index_select(0, counted)
+        own, counts = logits.index_select(0, rows), self.table.index_select(0, counted)
         own = torch.where(counts > 0, torch.where(own > 0, own / repetition, own * repetition), own)
         output = counts & (IN_PROMPT - 1)
         own -= frequency * output
@@ -56,7 +52,7 @@ class TokenCounts:
         rows, counted = (
             upload(each, ids.device).long() for each in (penalties.rows, seq_indices[penalties.rows])
         )
-        self._add(self._table.view(-1), counted * self._table.shape[1] + ids.index_select(0, rows))
+        self._add(self.table.view(-1), counted * self.table.shape[1] + ids.index_select(0, rows))
 
     @staticmethod
     def _add(counts: Tensor, places: Tensor) -> None:

@@ -7,7 +7,6 @@ import triton
 from torch import Tensor
 
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.worker.sampling_options import OPTIONS
 from hiscore.kernels import sample_candidates as candidates
 from hiscore.kernels.gemv import pdl_launch_kwargs
 from hiscore.kernels.penalties import penalise_and_find_maxima
@@ -18,9 +17,8 @@ BLOCK, HALF_BLOCK_MAX_ROWS = 2_048, 8
 """Tokens of a split; half as many up to so many rows, so that these use the whole device."""
 LISTED = 1_024
 """Candidates that are sorted; rows with more are searched by one program each."""
-SHORT, MIDDLE = 128, 256
-"""Up to SHORT candidates are compared with one another, and up to MIDDLE are sorted without the rest of the list:
-both are faster. Few rows with top-k or top-p have more."""
+SHORT = 256
+"""Up to so many candidates are sorted without the rest of the list: few rows with top-k or top-p have more."""
 PARTS = 512
 """Parts of the range in which the last token that filters keep may lie, where the list is too short for it."""
 
@@ -94,25 +92,7 @@ def draw(
     )
     draw_tokens[(rows,)](
         logits, options, maxima, best, sums, base, found, places, out, input_ids, table, *counters, *sizes, splits,
-        SPLITS=spread, LISTED=listed, SHORT=min(SHORT, listed), MIDDLE=min(MIDDLE, listed),
+        SPLITS=spread, LISTED=listed, SHORT=min(SHORT, listed),
         FEEDS=feeding is not None, num_warps=8, **launch,
     )  # fmt: skip
     return out
-
-
-def sample_rows(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    uniforms: Tensor,
-    min_p: Tensor,
-    block: int | None = None,
-    listed: int = LISTED,
-) -> Tensor:
-    """Sample rows without penalties by `draw`: `top_k` is int32 [R], `uniforms` float64, all others float32."""
-    options = logits.new_empty((OPTIONS, len(logits)), dtype=torch.float64)
-    options[:2] = -1
-    for place, values in enumerate((temperature, top_k, top_p, uniforms, min_p), start=2):
-        options[place] = values
-    return draw(logits, options, None, block, listed)

@@ -6,6 +6,7 @@ nowhere but in `PendingForward.result`, for one event, and for what `FlashInferA
 before.
 """
 
+import time
 from functools import partial
 
 import numpy as np
@@ -16,29 +17,24 @@ from hiscore.arrays import Int32, Int64
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
-from hiscore.decoding.interface.worker import (
-    Admission,
-    DecodeBatch,
-    Growth,
-    PendingForward,
-    PrefillChunk,
-)
+from hiscore.decoding.interface.worker import Admission, DecodeBatch, Growth, PendingForward, PrefillChunk
 from hiscore.decoding.models.base import DecodeModel, staging_slots
 from hiscore.decoding.models.windows import keep_windows
 from hiscore.decoding.sparse import block_tables
 from hiscore.decoding.worker.admission import bring_to_staging, fill_from_staging, index_from_staging
-from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
-from hiscore.decoding.worker.host_copies import HostCopies
+from hiscore.decoding.worker.device_queues import DeviceQueues, Queue, behind_forwards
+from hiscore.decoding.worker.host_copies import HostCopies, Restores
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
-from hiscore.decoding.worker.restores import Restores
 from hiscore.decoding.worker.result_reader import PendingResult, ResultReader
 from hiscore.decoding.worker.step_runner import Attends, StepRunner, feed
 from hiscore.decoding.worker.token_sampler import TokenSampler
 from hiscore.device.copies import upload
 
+POLL_S = 1e-4
+
 
 class CacheWorker:
-    """`Worker` over a model and its cache."""
+    """`Worker` over a model and its cache; it `follows` if calls come when the first rank's copies are done."""
 
     def __init__(
         self,
@@ -47,10 +43,11 @@ class CacheWorker:
         queues: DeviceQueues,
         schedule: OffloadSchedule,
         cache_config: CacheConfig,
+        follows: bool = False,
     ) -> None:
         self.cache_config = cache_config
         self._model, self._cache, self._runner, self._ops = model, model.cache, runner, runner.ops
-        self._queues, self._schedule = queues, schedule
+        self._queues, self._schedule, self._follows = queues, schedule, follows
         self._device = model.staging.device
         self._sampler = TokenSampler(cache_config.max_sequences, self._device, runner.counts)
         self._full_attention = np.zeros(cache_config.max_sequences, bool)
@@ -116,7 +113,7 @@ class CacheWorker:
         """Copy a prompt's tokens [start, end), if any, to the host; `start` is a multiple of the page size."""
         if start == end:
             return
-        with self._copies.behind_forward():
+        with behind_forwards(self._queues, Queue.OFFLOAD):
             slots = staging_slots(chunk.staging_pages, end)[start:]
             host_pages = chunk.host_pages[start // self.cache_config.page_size :]
             self._ops.offload_prompt(
@@ -125,15 +122,17 @@ class CacheWorker:
         self._copies.prompt_copied(chunk.seq_index, start, end, _staging_pages(chunk, start, end))
 
     @torch.inference_mode()
-    def fetch(self, prefix: Prefix, behind_copies: bool = False) -> None:
-        """Fetch a prefix; with `behind_copies`, its pages may still be on their way to the host."""
+    def fetch(self, prefix: Prefix) -> None:
         self._copies.collect()
         into = prefix.staging_pages[: -(-prefix.tokens // STAGING_PAGE_SIZE)]
         self._copies.wait_for(self._schedule.staging_waits_for(into))
-        if behind_copies:
+        if self._follows:  # the prefix's pages may still be on their way to the host
             self._copies.wait_for(self._schedule.all_copies())
         if not self._stays_on_device:
             bring_to_staging(self._model, self._ops, self._restores, prefix)
+        if self._model.states is not None:
+            with self._queues.use(Queue.COMPUTE):
+                self._model.states.copy(prefix.source_state, prefix.state_slot)
         self._schedule.restored(prefix.seq_index, prefix.tokens)
         if not np.array_equal(prefix.source_pages, prefix.host_pages):
             self._to_copy[prefix.seq_index] = prefix
@@ -145,7 +144,7 @@ class CacheWorker:
             return
         own = np.flatnonzero(prefix.source_pages != prefix.host_pages)
         slots = staging_slots(prefix.staging_pages, prefix.tokens).reshape(-1, self.cache_config.page_size)
-        with self._copies.behind_forward():
+        with behind_forwards(self._queues, Queue.OFFLOAD):
             self._ops.offload_prompt(
                 self._model.staging,
                 upload(slots[own].ravel(), self._device),
@@ -176,6 +175,8 @@ class CacheWorker:
         self._restores.wait_for(admission.seq_index)
         with self._queues.use(Queue.COMPUTE):
             fill_from_staging(self._model, self._ops, admission)
+            if self._model.states is not None:
+                self._model.states.admit(admission.seq_index, admission.state_slot)
             if admission.first_token is None:
                 index_from_staging(self._model, self._ops, admission)
             else:
@@ -193,8 +194,10 @@ class CacheWorker:
     @torch.inference_mode()
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
         if seq_index >= 0:
-            if not self.drained(seq_index):
-                raise RuntimeError(f"sequence {seq_index} has copies in flight")
+            while not self.drained(seq_index):
+                if not self._follows:
+                    raise RuntimeError(f"sequence {seq_index} has copies in flight")
+                time.sleep(POLL_S)
             self._to_copy.pop(seq_index, None)
             self._schedule.release(seq_index)
 

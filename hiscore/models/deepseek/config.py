@@ -1,7 +1,7 @@
 """Sizes and switches of a checkpoint with a lightning indexer, from its config.json and the table of families.
 
-The config is read by transformers, whose classes fill in each family's defaults. DeepSeek-V3.2 and GLM-MoE-DSA
-differ only in the indexer: how it pairs rotary dimensions, and that GLM's layers may share a selection.
+The config is read by transformers, whose classes fill in each family's defaults. The families differ only in the
+indexer: how it pairs rotary dimensions, that GLM's layers may share a selection, and that DeepSeek-V3 has none.
 """
 
 import math
@@ -12,18 +12,17 @@ from typing import Any
 from hiscore.layers.rope import context_length
 from hiscore.layers.weights import Routing
 from hiscore.models.config import ExpertShape
-from hiscore.models.config_file import check_sizes, malformed_refused, read_config
+from hiscore.models.config_file import check_sizes, translated
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DSA_FAMILIES
-from hiscore.models.stored_config import stored_config
 from hiscore.models.support import context_limit, unsupported
 
 SIZES = (
     "vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "q_lora_rank",
-    "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_n_heads", "index_head_dim",
-    "index_topk", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "moe_intermediate_size",
-    "n_shared_experts",
+    "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
+    "num_experts_per_tok", "n_group", "topk_group", "moe_intermediate_size", "n_shared_experts",
 )  # fmt: skip
+INDEX_SIZES = "index_n_heads", "index_head_dim", "index_topk"
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,9 @@ class DsaArchitecture:
     attention_scale: float
     norm_eps: float
     indexer: Indexer
+    """Without any, one that selects a whole context."""
     own_index: tuple[bool, ...]
-    """True for each layer with an indexer; others use the selection of the last layer with one."""
+    """True for each layer with an indexer; others use the selection of the last one before them."""
     routed: tuple[bool, ...]
     experts: ExpertShape
     shared_width: int
@@ -67,7 +67,6 @@ class DsaArchitecture:
 
     @property
     def lookahead_prefixes(self) -> tuple[str, ...]:
-        """Prefixes of the tensors of those layers."""
         return tuple(f"model.layers.{self.layers + index}." for index in range(self.lookahead_layers))
 
     @property
@@ -77,38 +76,22 @@ class DsaArchitecture:
 
 
 def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[DsaArchitecture, Any]:
-    """Read a checkpoint's config; returns transformers' config, too, for the rope parameters.
-
-    Raises:
-        UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.
-        ValueError: `max_context` exceeds the checkpoint's context.
-    """
-    if reason := unsupported(stored_config(checkpoint)):
-        raise UnsupportedCheckpoint(reason)
-    config = read_config(checkpoint)
-    # Once more with what transformers made of it: defaults, and keys that replace others.
-    if reason := unsupported(config.to_dict()):
-        raise UnsupportedCheckpoint(reason)
-    with malformed_refused():
-        architecture = from_config(config)
+    """Read a checkpoint's config; returns transformers' config, too, for the rope parameters."""
+    architecture, config = translated(checkpoint, unsupported, from_config)
     context = context_limit(architecture.context_length, max_context)
     return replace(architecture, context_length=context), config
 
 
 def from_config(config: Any) -> DsaArchitecture:
-    """Translate a transformers config of one of `families.DSA_FAMILIES`.
-
-    Raises:
-        UnsupportedCheckpoint: The first layer would share a selection, but there is none before it.
-    """
-    own_index = tuple(
-        kind == "full" for kind in getattr(config, "indexer_types", ["full"] * config.num_hidden_layers)
-    )
-    if len(own_index) != config.num_hidden_layers or not own_index[0]:
+    family, layers = DSA_FAMILIES[config.model_type], config.num_hidden_layers
+    own_index = tuple(kind == "full" for kind in getattr(config, "indexer_types", ["full"] * layers))
+    if len(own_index) != layers or not own_index[0]:
+        raise UnsupportedCheckpoint(f"indexer_types must name {layers} layers and start with 'full'")
+    check_sizes({name: getattr(config, name) for name in SIZES + INDEX_SIZES * family.indexed})
+    if not family.indexed and config.head_dim != config.qk_rope_head_dim:
         raise UnsupportedCheckpoint(
-            f"indexer_types must name {config.num_hidden_layers} layers and start with 'full'"
+            f"head_dim is {config.head_dim}, and qk_rope_head_dim {config.qk_rope_head_dim}"
         )
-    check_sizes({name: getattr(config, name) for name in SIZES})
     if config.n_routed_experts % config.n_group or config.topk_group > config.n_group:
         raise UnsupportedCheckpoint(
             f"{config.n_routed_experts} experts cannot form {config.n_group} groups of which a token takes "
@@ -134,10 +117,14 @@ def from_config(config: Any) -> DsaArchitecture:
             heads=config.index_n_heads,
             head_dim=config.index_head_dim,
             top_k=config.index_topk,
-            interleaved=DSA_FAMILIES[config.model_type].interleaved_indexer,
-        ),
-        own_index=own_index,
-        routed=tuple(kind == "sparse" for kind in config.mlp_layer_types),
+            interleaved=family.interleaved_indexer,
+        )
+        if family.indexed
+        else Indexer(1, 1, context_length(config), False),
+        own_index=own_index if family.indexed else (False,) * layers,
+        routed=tuple(kind == "sparse" for kind in config.mlp_layer_types)
+        if family.indexed
+        else tuple(layer >= config.first_k_dense_replace for layer in range(layers)),
         experts=ExpertShape(
             count=config.n_routed_experts,
             width=config.moe_intermediate_size,

@@ -12,6 +12,7 @@ from hiscore.attention.base import AttentionShape
 from hiscore.layers.lm_head import LMHead
 from hiscore.layers.moe import moe, shared_mlp
 from hiscore.layers.weights import Experts, Mlp
+from hiscore.models.decoder import weights_key
 from hiscore.models.deepseek import mla
 from hiscore.models.deepseek.config import read_architecture
 from hiscore.models.deepseek.functional import rms_norm
@@ -19,10 +20,11 @@ from hiscore.models.deepseek.indexer import index_key, index_query
 from hiscore.models.deepseek.latent_cache import LatentCache
 from hiscore.models.deepseek.loader import load_weights
 from hiscore.models.deepseek.sharding import of_rank
-from hiscore.models.deepseek.weights import DsaLayerWeights
+from hiscore.models.deepseek.weights import DsaLayerWeights, DsaWeights
 from hiscore.models.rotary import make_rope
-from hiscore.parallel.group import Alone, Group
+from hiscore.parallel.group import Group
 from hiscore.server.progress import Advance, no_progress
+from hiscore.server.shared_weights import SharedWeights
 
 
 class DsaDecoder:
@@ -36,11 +38,16 @@ class DsaDecoder:
         max_context: int | None = None,
         keeps_fp8: bool = False,
         group: Group | None = None,
+        shared: SharedWeights | None = None,
     ) -> None:
-        self._group = group or Alone()
+        self._group = group or Group()
         whole, config = read_architecture(checkpoint, max_context)
         self.architecture = of_rank(whole, self._group.shard)
-        self.weights = load_weights(checkpoint, whole, device, dtype, keeps_fp8, self._group.shard)
+        shard = self._group.shard
+        self.weights: DsaWeights = (shared or SharedWeights()).load(
+            weights_key(checkpoint, device, dtype, keeps_fp8, shard),
+            lambda: load_weights(checkpoint, whole, device, dtype, keeps_fp8, shard),
+        )
         self.device, self.dtype = device, dtype
         self.after_layer: Advance = no_progress
         self._rope = make_rope(

@@ -49,6 +49,12 @@ class Expanded:
     values: Tensor  # [K, heads, value_dim]
 
 
+def costs_more(a: DsaArchitecture, rows: int) -> bool:
+    """Return whether expanding what so many rows attend to costs more than absorbing their queries does."""
+    of_token = a.nope_dim + a.value_dim
+    return rows * (2 * a.latent_rank - of_token) < a.latent_rank * of_token
+
+
 def groups(sequences: Sequence[FullRows]) -> Iterator[list[FullRows]]:
     """Sequences that are computed at once: of no more than `GROUP_TOKENS`, or a single one."""
     group: list[FullRows] = []

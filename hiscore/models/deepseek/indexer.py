@@ -16,8 +16,6 @@ from hiscore.models.deepseek.weights import IndexerWeights
 
 @dataclass(frozen=True)
 class IndexQuery:
-    """Index queries of T rows."""
-
     q: Tensor  # [T, heads, head_dim], in the keys' dtype
     gates: Tensor  # float32 [T, heads], with all scales multiplied in
 

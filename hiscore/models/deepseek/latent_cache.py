@@ -59,6 +59,8 @@ class Segment:
     rows: int
     full: bool = False
     """Attend to all tokens instead of the indexer's selection."""
+    absorbed: bool = False
+    """Expand nothing, which is cheaper for few rows."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,14 @@ class StagedLatents:
         dtype: torch.dtype,
         top_k: int | None = None,
         max_elements: int = MAX_ELEMENTS,
-        expands: bool = True,
     ) -> None:
         """Allocate a pool for `slots` tokens.
 
         Args:
             top_k: Tokens selected for a row; None: as many as the checkpoint says.
             max_elements: Elements of one temporary tensor at most.
-            expands: False: rows that attend to all tokens do so by `attend` as well, to compare both ways.
         """
-        self._a, self._device, self._max_elements, self._expands = a, device, max_elements, expands
+        self._a, self._device, self._max_elements = a, device, max_elements
         self._top_k = a.indexer.top_k if top_k is None else top_k
         self.pool = torch.empty((a.layers, slots, 1, 1, a.row_dim), dtype=dtype, device=device)
         """[layers, slots, 1, 1, row_dim]"""
@@ -107,7 +107,6 @@ class StagedLatents:
         self.selecting: Tensor | None = None
 
     def plan(self, segments: Sequence[Segment]) -> None:
-        """Set where the rows of the next forward are."""
         new = [segment.slots[len(segment.slots) - segment.rows :] for segment in segments]
         self._new_slots = torch.cat([self._new_slots[:0], *new])
         selects = self._split(segments)
@@ -121,13 +120,11 @@ class StagedLatents:
         it was cached changes a bit.
         """
         self._full, self.selecting = [], None
-        if not self._expands:
-            return list(segments)
         selects, selecting, first = [], [], 0
         for segment in segments:
             length = len(segment.slots)
             before = length - segment.rows
-            seen = length if segment.full else min(length, self._top_k)
+            seen = length if segment.full else 0 if segment.absorbed else min(length, self._top_k)
             middle, end = first + max(0, seen - before), first + segment.rows
             if middle > first:
                 self._full.append(FullRows(slice(first, middle), segment.slots[:seen]))
@@ -158,7 +155,7 @@ class StagedLatents:
                     rows=slice(first + begin, first + end),
                     slots=segment.slots[: before + end],
                     lengths=torch.arange(before + begin + 1, before + end + 1, device=self._device),
-                    select=not segment.full and before + end > self._top_k,
+                    select=before + end > self._top_k,
                 )
             )
 

@@ -30,8 +30,6 @@ class LatentLaunch:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A `prefill_tiles.Pass` on the device."""
-
     tiles: Tensor
     starts: Tensor
     seen: Tensor
@@ -42,18 +40,16 @@ class _Pass:
 class KernelLatents(StagedLatents):
     """`StagedLatents` whose rows, of float32 or bfloat16, attend to lists of pool slots.
 
-    A row that selects has a list of its own. If nothing is expanded, any other row's list is its sequence's slots,
-    up to itself.
+    Every row that selects has a list of its own; all others attend with keys and values expanded.
     """
 
     def _divide(self, segments: Sequence[Segment]) -> None:
-        rows = [NewRows(segment.rows, len(segment.slots), segment.full) for segment in segments]
-        plan = plan_prefill(rows, self._top_k, self._max_elements)
-        of_selections = len(plan.seen) * self._top_k
-        lists = torch.empty(of_selections, dtype=torch.int32, device=self._device)
-        self._lists = torch.cat([lists, *(segment.slots.int() for segment in segments)])
-        self._slots = self._lists[of_selections:]
-        self._begins, self._counts = upload(plan.begins, self._device), upload(plan.counts, self._device)
+        plan = plan_prefill([NewRows(each.rows, len(each.slots)) for each in segments], self._max_elements)
+        assert plan.seen.min() > self._top_k
+        self._slots = torch.cat([segment.slots.int() for segment in segments])
+        self._counts = torch.full((len(plan.seen),), self._top_k, dtype=torch.int32, device=self._device)
+        self._begins = torch.arange(len(plan.seen), device=self._device) * self._top_k
+        self._lists = torch.empty(len(plan.seen) * self._top_k, dtype=torch.int32, device=self._device)
         self._passes = [
             _Pass(
                 upload(each.tiles, self._device),
@@ -90,7 +86,7 @@ class KernelLatents(StagedLatents):
         self, new: Projected, seen: Expanded, group: Sequence[FullRows], heads: slice, out: Tensor
     ) -> None:
         a, launch = self._a, full_launch(out.dtype)
-        rows = [NewRows(each.count, each.length, True) for each in group]
+        rows = [NewRows(each.count, each.length) for each in group]
         tiles = upload(plan_full(rows, [each.rows.start for each in group], launch.m), out.device)
         q, rotated, out = (part[:, heads] for part in (new.nope, new.rotated, out))
         full_attention.attend_full[(len(tiles), heads.stop - heads.start)](

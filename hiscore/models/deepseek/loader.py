@@ -5,6 +5,7 @@ query to the latents' space, and another takes its result back. So attention wor
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +14,12 @@ from torch import Tensor
 
 from hiscore.device.numerics import at_least_float32
 from hiscore.layers.scaled_fp8 import ScaledLinear
-from hiscore.layers.weights import Experts, Linear, Mlp, Scales
+from hiscore.layers.weights import Experts, Mlp, Projection, Scales
 from hiscore.models.config import ExpertShape
 from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.sharding import DsaCuts
-from hiscore.models.deepseek.weights import (
-    DsaLayerWeights,
-    DsaProjection,
-    DsaWeights,
-    IndexerWeights,
-    MlaWeights,
-)
+from hiscore.models.deepseek.weights import DsaLayerWeights, DsaWeights, IndexerWeights, MlaWeights
 from hiscore.models.expert_loader import read_experts
 from hiscore.models.family import ExpertNames
 from hiscore.models.loader import embedding_and_head
@@ -38,29 +33,19 @@ EXPERTS = ExpertNames(
 )
 
 
-class _Reader:
+class _Reader(CheckpointReader):
     """Reads projections and experts, in fp8 where the checkpoint stores them so and the model keeps them."""
-
-    def __init__(self, read: CheckpointReader, keeps_fp8: bool) -> None:
-        self.read, self._keeps_fp8 = read, keeps_fp8
-        self.tensor = read.tensor
 
     def linear(
         self, outs: dict[str, int], inner: int, bias: bool = False, cut: Cut = UNCUT, adds_bias: bool = True
-    ) -> DsaProjection:
-        """Read projections of the same input as one; see `CheckpointReader.projection`."""
-        weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}
-        if not self._keeps_fp8 or (kept := self.read.scaled(weights, cut)) is None:
-            weight = self.read.projection(outs, inner, bias, cut=cut, adds_bias=adds_bias)
-            assert isinstance(weight, Linear)
-            return weight
-        biases = [f"{name}.bias" for name in outs]
-        if not bias:
-            return ScaledLinear(*kept)
-        if not adds_bias:
-            self.read.leave(biases)
-            return ScaledLinear(*kept)
-        return ScaledLinear(*kept, torch.cat([self.tensor(each, outs[each[:-5]]) for each in biases]))
+    ) -> Projection:
+        return self.projection(outs, inner, bias, cut=cut, adds_bias=adds_bias, fp8=self._keeps_fp8)
+
+    def _kept_in_fp8(
+        self, weights: Mapping[str, tuple[int, int]], bias: Tensor | None, order: Tensor | None, cut: Cut
+    ) -> Projection | None:
+        kept = self.scaled(weights, cut)
+        return None if kept is None else ScaledLinear(*kept, bias)
 
     def experts(
         self, prefix: str, shape: ExpertShape, hidden: int, held: slice
@@ -69,25 +54,25 @@ class _Reader:
         names = [
             [f"{prefix}.{index}.{part}.weight" for part in EXPERTS.parts] for index in range(shape.count)
         ]
-        if self._keeps_fp8 and names[0][0] in self.read:
+        if self._keeps_fp8 and names[0][0] in self:
             wide, narrow = (shape.width, hidden), (hidden, shape.width)
             gate_up = self._stack([{gate: wide, up: wide} for gate, up, _ in names[held]])
             down = self._stack([{down: narrow} for *_, down in names[held]])
             if gate_up is not None and down is not None:
                 others = names[: held.start] + names[held.stop :]
-                self.read.leave(name for of_one in others for name in of_one)
+                self.leave(name for of_one in others for name in of_one)
                 return gate_up, down
-        gate_up_weight, down_weight = read_experts(self.read, prefix, shape, hidden, EXPERTS, held)
+        gate_up_weight, down_weight = read_experts(self, prefix, shape, hidden, EXPERTS, held)
         return (gate_up_weight, None), (down_weight, None)
 
     def _stack(self, of_each: list[dict[str, tuple[int, int]]]) -> tuple[Tensor, Scales] | None:
         """Read weights of one shape as one: [experts, ...]. Only one of them exists twice at a time."""
-        if (first := self.read.scaled(of_each[0])) is None:
+        if (first := self.scaled(of_each[0])) is None:
             return None
         values = first[0].new_empty((len(of_each), *first[0].shape))
         of_blocks = first[1].of_blocks.new_empty((len(of_each), *first[1].of_blocks.shape))
         for index, weights in enumerate(of_each):
-            if (found := first if index == 0 else self.read.scaled(weights)) is None:
+            if (found := first if index == 0 else self.scaled(weights)) is None:
                 return None
             values[index].copy_(found[0])
             of_blocks[index].copy_(found[1].of_blocks)
@@ -105,16 +90,12 @@ def load_weights(
     """Load, fuse and absorb a checkpoint's weights, or a rank's share of them.
 
     With `keeps_fp8`, weights that the checkpoint stores in fp8 stay so, but for those that are absorbed.
-
-    Raises:
-        UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
     """
-    reader, cuts = CheckpointReader(checkpoint, device, dtype), DsaCuts.of(a, shard)
-    read = _Reader(reader, keeps_fp8)
-    embedding, head = embedding_and_head(reader, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary)
+    read, cuts = _Reader(checkpoint, device, dtype, keeps_fp8), DsaCuts.of(a, shard)
+    embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary)
     layers = tuple(_layer(read, f"model.layers.{index}", a, cuts, index, dtype) for index in range(a.layers))
     final_norm = read.tensor("model.norm.weight", a.hidden_size)
-    unread = reader.unread()
+    unread = read.unread()
     left_out = [name for name in unread if name.startswith(a.lookahead_prefixes)]
     if left_out and device.type != "meta":
         log.info(
@@ -122,7 +103,7 @@ def load_weights(
             " and ".join(prefix.rstrip(".") for prefix in a.lookahead_prefixes),
             len(left_out),
         )
-    reader.refuse(sorted(set(unread) - set(left_out)), a.family)
+    read.refuse(sorted(set(unread) - set(left_out)), a.family)
     return DsaWeights(embedding, layers, final_norm, head)
 
 
@@ -191,12 +172,9 @@ def _moe(read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts) -> Exper
         routing=e.routing,
         activation=e.activation,
         router=read.tensor(f"{prefix}.gate.weight", e.count, hidden, dtype=torch.float32),
-        router_bias=None,
         correction=read.tensor(f"{prefix}.gate.e_score_correction_bias", e.count, dtype=torch.float32),
         gate_up=gate_up,
-        gate_up_bias=None,
         down=down,
-        down_bias=None,
         shared=_mlp(read, shared, hidden, a.shared_width, cuts.shared_gate_up, cuts.shared_down),
         first=cuts.experts.start,
         gate_up_scales=gate_up_scales,

@@ -12,14 +12,10 @@ ROWS = 16
 
 @dataclass(frozen=True)
 class NewRows:
-    """The new rows of one sequence, its last ones; `length` counts all its tokens so far.
-
-    A `full` sequence's rows attend to all tokens instead of the indexer's selection.
-    """
+    """The new rows of one sequence, its last ones; `length` counts all its tokens so far."""
 
     rows: int
     length: int
-    full: bool
 
 
 @dataclass(frozen=True)
@@ -36,55 +32,33 @@ class Pass:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Lists of a forward of T rows: those of the S rows that select, then the slots of all sequences.
+    """Plan of the S rows that select: among the slots of all sequences, in turn, a row's begins at `starts`.
 
-    A row's list begins at `begins`, int64 [T], and has `counts`, int32 [T]. Of a row that selects, the sequence
-    begins among the slots at `starts`, int64 [S], and `seen`, int32 [S], are its tokens.
+    `starts` are int64 [S], and `seen`, int32 [S], are a row's tokens.
     """
 
-    begins: Int64
-    counts: Int32
     starts: Int64
     seen: Int32
     passes: list[Pass]
 
 
-def plan_prefill(sequences: list[NewRows], top_k: int, max_scores: int) -> PrefillPlan:
-    """Plan a forward of sequences, in order; a row that sees no more than `top_k` tokens attends to all of them.
+def plan_prefill(sequences: list[NewRows], max_scores: int) -> PrefillPlan:
+    """Plan a forward of sequences, in order, of which every row selects.
 
     A pass has `max_scores` scores at most; a tile that has more is a pass of its own.
     """
-    begins: list[int] = []
-    counts: list[int] = []
     starts: list[int] = []
     seen: list[int] = []
     tiles: list[list[int]] = []
-    row = slot = 0
+    slot = 0
     for each in sequences:
-        for at in range(each.rows):
-            length = each.length - each.rows + at + 1
-            selects = length > top_k and not each.full
-            # Beginnings among the slots are below 0 until it is known where the slots begin.
-            begins.append(len(seen) * top_k if selects else -1 - slot)
-            counts.append(top_k if selects else length)
-            if not selects:
-                continue
-            if tiles and tiles[-1][0] + tiles[-1][1] == row + at and tiles[-1][1] < ROWS and at:
-                tiles[-1][1] += 1
-            else:
-                tiles.append([row + at, 1, length, slot, len(seen)])
-            starts.append(slot)
-            seen.append(length)
-        row, slot = row + each.rows, slot + each.length
-    first_slot = len(seen) * top_k
-    begun = np.array(begins, dtype=np.int64)
-    return PrefillPlan(
-        begins=np.where(begun < 0, first_slot - 1 - begun, begun),
-        counts=np.array(counts, dtype=np.int32),
-        starts=np.array(starts, dtype=np.int64),
-        seen=np.array(seen, dtype=np.int32),
-        passes=_passes(tiles, max_scores),
-    )
+        row, before = len(seen), each.length - each.rows
+        for at in range(0, each.rows, ROWS):
+            tiles.append([row + at, min(ROWS, each.rows - at), before + at + 1, slot, row + at])
+        starts += [slot] * each.rows
+        seen += range(before + 1, each.length + 1)
+        slot += each.length
+    return PrefillPlan(np.array(starts, np.int64), np.array(seen, np.int32), _passes(tiles, max_scores))
 
 
 def plan_full(sequences: list[NewRows], begins: list[int], rows: int) -> Int32:

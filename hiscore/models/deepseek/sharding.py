@@ -5,24 +5,17 @@ vocabulary. Every rank has the low-rank projections, the indexer and the latents
 all of them, and one sum over ranks ends each block.
 """
 
-import re
 from dataclasses import dataclass, replace
 
-from hiscore.models.cut import UNCUT, Cut, expert_share, rows, scaled, shifted
+from hiscore.models.cut import UNCUT, Cut, rows, scaled, shifted
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.division import undivided
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.parallel.shard import Shard
 
-DIVIDED = re.compile(r"\.(q_b_proj|kv_b_proj|o_proj|gate_proj|up_proj|down_proj)\.|embed_tokens|lm_head")
-
 
 def of_rank(a: DsaArchitecture, shard: Shard) -> DsaArchitecture:
-    """A checkpoint's architecture with the heads and neurons that a rank computes.
-
-    Raises:
-        UnsupportedCheckpoint: It cannot be divided.
-    """
+    """A checkpoint's architecture with the heads and neurons of a rank, or `UnsupportedCheckpoint`."""
     reason = undivided(shard.ranks, a.heads, a.heads, a.intermediate_size, a.experts.count, a.shared_width)
     if shard.ranks > 1 and reason:
         raise UnsupportedCheckpoint(reason)
@@ -71,12 +64,3 @@ class DsaCuts:
             shared_down=Cut(columns=shared),
             adds_biases=shard.rank == 0,
         )
-
-
-def share_of(name: str, a: DsaArchitecture, shard: Shard) -> float:
-    if shard.ranks == 1:
-        return 1.0
-    of_experts = expert_share(name, a.experts.count, shard)
-    if of_experts is not None:
-        return of_experts
-    return 1 / shard.ranks if DIVIDED.search(name) else 1.0

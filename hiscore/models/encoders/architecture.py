@@ -43,12 +43,25 @@ class EncoderArchitecture:
     """The MLP's first projection gives what is activated, then what that is multiplied with."""
     kv_heads: int | None = None
     """Heads of keys and values in the file, of which each serves several heads of queries; None: `heads`."""
-    pooling: Literal["first", "mean", "mean of the head"] = "first"
+    position_rows: int = 0
+    """Size of the table of positions; 0: there is none."""
+    attention_bias: bool = True
+    up_bias: bool = True
+    down_bias: bool = True
+    norm_bias: bool = True
+    dense_bias: bool = True
+    """True if the head's first layer has a bias."""
+    pooling: Literal["first", "last", "mean", "mean of the head", "none"] = "first"
+    """Rows of a pair that the head reads; "none": tokens are classified, each by its own row."""
+    modular: bool = False
+    """Its head is one of sentence-transformers' modules, which read the first row of a pair or all of them."""
     reaches: tuple[int | None, ...] = ()
     """Tokens that each layer sees to either side; None: all of them. Empty: all layers see everything."""
     rope_kinds: tuple[str | None, ...] = ()
     """Key of each layer in rope_parameters. Empty: no rotary embedding."""
     disentangled: Disentangled | None = None
+    size_of_head: int | None = None
+    """None: the hidden size, divided by the heads."""
 
     @property
     def relative_positions(self) -> int:
@@ -59,22 +72,42 @@ class EncoderArchitecture:
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.heads
+        return self.size_of_head or self.hidden_size // self.heads
 
     @property
-    def reads_all(self) -> bool:
-        """True if the head reads all rows of a pair, not only the first."""
-        return self.pooling != "first"
+    def attended(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def reads(self) -> Literal["first", "last", "all"]:
+        if self.pooling == "none":
+            return "first"
+        return self.pooling if self.pooling in ("first", "last") else "all"
+
+    @property
+    def head_width(self) -> int:
+        return self.labels if self.modular else self.hidden_size
+
+    @property
+    def bare_head(self) -> bool:
+        return self.pooling == "none" and self.family != "modernbert"
 
 
-def common_sizes(config: Any) -> dict[str, Any]:
-    """Sizes that the configs of all families have under the same names."""
-    return {
-        "family": config.model_type,
-        "vocab_size": config.vocab_size,
-        "context_length": ENCODER_FAMILIES[config.model_type].context_length(config),
-        "layers": config.num_hidden_layers,
-        "hidden_size": config.hidden_size,
-        "heads": config.num_attention_heads,
-        "labels": config.num_labels,
-    }
+KEYS = {
+    "vocab_size": "vocab_size",
+    "layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "heads": "num_attention_heads",
+    "labels": "num_labels",
+    "norm_eps": "layer_norm_eps",
+    "activation": "hidden_act",
+}
+"""Keys of most families' configs."""
+
+
+def architecture_of(config: Any, **own: Any) -> EncoderArchitecture:
+    """Read what most families have under the same keys, but for the fields that are given."""
+    family = ENCODER_FAMILIES[config.model_type]
+    own |= {field: getattr(config, key) for field, key in KEYS.items() if field not in own}
+    return EncoderArchitecture(family=family.name, context_length=family.context_length(config), **own)

@@ -1,6 +1,6 @@
 """BERT and its kin: norms behind every block; they differ in embeddings, in heads and in the names of tensors."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,100 +8,71 @@ from torch import Tensor
 
 from hiscore.attention.bidirectional import RelativeProjections
 from hiscore.models.encoder_families import ENCODER_FAMILIES
-from hiscore.models.encoders.architecture import Disentangled, EncoderArchitecture, common_sizes
-from hiscore.models.encoders.weights import EncoderReader, EncoderWeights, LayerNames
+from hiscore.models.encoders.architecture import Disentangled, EncoderArchitecture, architecture_of
+from hiscore.models.encoders.weights import EncoderReader, EncoderWeights, Names
 
-BERT = LayerNames()
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Names of tensors outside the layers, and of a layer's.
-
-    Attributes:
-        dense: First layer of the head. Where that is the head's own, a pooler in the file is not used.
-    """
-
-    prefix: str
-    dense: str = "classifier.dense"
-    classifier: str = "classifier.out_proj"
-    layers: str = "encoder.layer"
-    names: LayerNames = BERT
-
-
-DISTILBERT = LayerNames(
+BERT = Names("bert", "bert.pooler.dense")
+ROBERTA = Names("roberta", "classifier.dense", classifier="classifier.out_proj")
+ELECTRA = replace(ROBERTA, model="electra")
+DISTILBERT = Names(
+    "distilbert",
+    "pre_classifier",
+    layers="transformer.layer",
     qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     output="attention.out_lin",
     attention_norm="sa_layer_norm",
-    up="ffn.lin1",
+    up=("ffn.lin1",),
     down="ffn.lin2",
     mlp_norm="output_layer_norm",
 )
-ALBERT = LayerNames(
+ALBERT = Names(
+    "albert",
+    "albert.pooler",
     qkv=("attention.query", "attention.key", "attention.value"),
     output="attention.dense",
     attention_norm="attention.LayerNorm",
-    up="ffn",
+    up=("ffn",),
     down="ffn_output",
     mlp_norm="full_layer_layer_norm",
 )
-MPNET = LayerNames(
+MPNET = replace(
+    ROBERTA,
+    model="mpnet",
     qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
     output="attention.attn.o",
     attention_norm="attention.LayerNorm",
 )
-ROBERTA = Layout("roberta")
-LAYOUTS = {
-    "bert": Layout("bert", "bert.pooler.dense", "classifier"),
-    "roberta": ROBERTA,
-    "xlm-roberta": ROBERTA,
-    "camembert": ROBERTA,
-    "electra": Layout("electra"),
-    "distilbert": Layout("distilbert", "pre_classifier", "classifier", "transformer.layer", DISTILBERT),
-    "mpnet": Layout("mpnet", names=MPNET),
-}
 
 
-def architecture(config: Any) -> EncoderArchitecture:
-    family = ENCODER_FAMILIES[config.model_type]
-    follows_pad = family.positions_follow_pad
-    return EncoderArchitecture(
-        **common_sizes(config),
-        intermediate_size=config.intermediate_size,
-        norm_eps=config.layer_norm_eps,
-        activation=config.hidden_act,
-        head_activation="gelu" if family.name == "electra" else "tanh",
-        first_position=config.pad_token_id + 1 if follows_pad else 0,
-        uncounted_id=config.pad_token_id if follows_pad else None,
-        token_types=getattr(config, "type_vocab_size", 0),
-    )
+def architecture(config: Any, **own: Any) -> EncoderArchitecture:
+    follows_pad = ENCODER_FAMILIES[config.model_type].positions_follow_pad
+    fields = {
+        "head_activation": "tanh",
+        "position_rows": config.max_position_embeddings,
+        "first_position": config.pad_token_id + 1 if follows_pad else 0,
+        "uncounted_id": config.pad_token_id if follows_pad else None,
+        "token_types": getattr(config, "type_vocab_size", 0),
+    }
+    return architecture_of(config, **{**fields, **own})
+
+
+def electra_architecture(config: Any) -> EncoderArchitecture:
+    return architecture(config, head_activation="gelu")
 
 
 def distilbert_architecture(config: Any) -> EncoderArchitecture:
-    return EncoderArchitecture(
-        **common_sizes(config),
+    return architecture(
+        config,
         intermediate_size=config.hidden_dim,
         norm_eps=1e-12,
         activation=config.activation,
         head_activation="relu",
+        token_types=0,
     )
 
 
 def albert_architecture(config: Any) -> EncoderArchitecture:
-    return replace(architecture(config), layers=config.num_hidden_layers * config.inner_group_num)
-
-
-def load(read: EncoderReader, config: Any, relative: RelativeProjections | None = None) -> EncoderWeights:
-    layout = LAYOUTS[config.model_type]
-    return EncoderWeights(
-        embeddings=read.embeddings(f"{layout.prefix}.embeddings", config.max_position_embeddings),
-        layers=tuple(
-            read.post_norm_layer(f"{layout.prefix}.{layout.layers}.{index}", layout.names, relative)
-            for index in range(config.num_hidden_layers)
-        ),
-        final_norm=None,
-        head=read.head(layout.dense, layout.classifier),
-    )
+    return architecture(config, layers=config.num_hidden_layers * config.inner_group_num)
 
 
 def load_albert(read: EncoderReader, config: Any) -> EncoderWeights:
@@ -109,26 +80,23 @@ def load_albert(read: EncoderReader, config: Any) -> EncoderWeights:
     at, depths, groups = "albert.encoder", config.num_hidden_layers, config.num_hidden_groups
     of_groups = [
         [
-            read.post_norm_layer(f"{at}.albert_layer_groups.{group}.albert_layers.{index}", ALBERT)
+            read.layer(f"{at}.albert_layer_groups.{group}.albert_layers.{index}")
             for index in range(config.inner_group_num)
         ]
         for group in range(groups)
     ]
     width = config.embedding_size
     mapping = read.projection(f"{at}.embedding_hidden_mapping_in", out=config.hidden_size, inner=width)
-    embeddings = read.embeddings("albert.embeddings", config.max_position_embeddings, width)
-    return EncoderWeights(
-        embeddings=replace(embeddings, behind_norm=mapping),
-        layers=tuple(layer for depth in range(depths) for layer in of_groups[int(depth / (depths / groups))]),
-        final_norm=None,
-        head=read.head("albert.pooler", "classifier"),
+    return read.weights(
+        embeddings=replace(read.embeddings(width, width), behind_norm=mapping),
+        layers=[layer for depth in range(depths) for layer in of_groups[int(depth / (depths / groups))]],
     )
 
 
 def mpnet_architecture(config: Any) -> EncoderArchitecture:
     """Sizes of MPNet, whose logits have a bias for each head and distance, the same in all layers."""
     distances = Disentangled(1, _buckets(config.max_position_embeddings))
-    return replace(architecture(config), token_types=0, disentangled=distances)
+    return architecture(config, token_types=0, disentangled=distances)
 
 
 def _buckets(context: int) -> Tensor:
@@ -143,4 +111,5 @@ def _buckets(context: int) -> Tensor:
 def load_mpnet(read: EncoderReader, config: Any) -> EncoderWeights:
     shape = config.relative_attention_num_buckets, config.num_attention_heads
     biases = read.read.tensor("mpnet.encoder.relative_attention_bias.weight", *shape)
-    return load(read, config, RelativeProjections(None, None, biases.T.contiguous()))
+    relative = RelativeProjections(None, None, biases.T.contiguous())
+    return read.weights(lambda layer: relative)

@@ -1,5 +1,6 @@
 """DeBERTa v2 and v3: BERT's layers with attention between content and relative positions."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,22 +8,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from hiscore.attention.bidirectional import RelativeProjections
-from hiscore.models.encoders.architecture import Disentangled, EncoderArchitecture, common_sizes
-from hiscore.models.encoders.weights import Embeddings, EncoderReader, EncoderWeights, LayerNames
+from hiscore.models.encoders.architecture import Disentangled, EncoderArchitecture, architecture_of
+from hiscore.models.encoders.weights import Embeddings, EncoderReader, EncoderWeights, Names
 
 ATTENTION = "attention.self"
-NAMES = LayerNames(qkv=(f"{ATTENTION}.query_proj", f"{ATTENTION}.key_proj", f"{ATTENTION}.value_proj"))
+NAMES = Names(
+    "deberta",
+    "pooler.dense",
+    qkv=(f"{ATTENTION}.query_proj", f"{ATTENTION}.key_proj", f"{ATTENTION}.value_proj"),
+)
 
 
 def architecture(config: Any) -> EncoderArchitecture:
     kinds = config.pos_att_type or []
     terms = 1 + ("c2p" in kinds) + ("p2c" in kinds)
-    return EncoderArchitecture(
-        **common_sizes(config),
-        intermediate_size=config.intermediate_size,
-        norm_eps=config.layer_norm_eps,
-        activation=config.hidden_act,
+    return architecture_of(
+        config,
         head_activation=config.pooler_hidden_act,
+        position_rows=config.max_position_embeddings if config.position_biased_input else 0,
         token_types=config.type_vocab_size,
         disentangled=Disentangled(terms, relative_rows(config) if config.relative_attention else None),
     )
@@ -45,41 +48,18 @@ def relative_rows(config: Any) -> Tensor:
 
 
 def load(read: EncoderReader, config: Any) -> EncoderWeights:
-    """Read a DeBERTa with its pooler and classifier."""
     relative = _relative_embeddings(read, config)
-    return EncoderWeights(
-        embeddings=_embeddings(read, config),
-        layers=tuple(
-            read.post_norm_layer(
-                prefix := f"deberta.encoder.layer.{index}",
-                NAMES,
-                _projected(read, config, f"{prefix}.{ATTENTION}", relative),
-            )
-            for index in range(config.num_hidden_layers)
-        ),
-        final_norm=None,
-        head=read.head("pooler.dense", "classifier"),
+    return read.weights(
+        lambda layer: _projected(read, config, f"{layer}.{ATTENTION}", relative), _embeddings(read, config)
     )
 
 
 def _embeddings(read: EncoderReader, config: Any) -> Embeddings:
-    at, hidden = "deberta.embeddings", config.hidden_size
-    width = getattr(config, "embedding_size", hidden)
-
-    def table(name: str, rows: int) -> Tensor:
-        return read.read.tensor(f"{at}.{name}.weight", rows, width)
-
-    return Embeddings(
-        words=table("word_embeddings", config.vocab_size),
-        positions=table("position_embeddings", config.max_position_embeddings)
-        if config.position_biased_input
-        else None,
-        types=table("token_type_embeddings", config.type_vocab_size) if config.type_vocab_size else None,
-        projection=None
-        if width == hidden
-        else read.projection(f"{at}.embed_proj", out=hidden, inner=width, bias=False),
-        norm=read.norm(f"{at}.LayerNorm"),
-    )
+    hidden = config.hidden_size
+    if (width := getattr(config, "embedding_size", hidden)) == hidden:
+        return read.embeddings()
+    projection = read.projection("deberta.embeddings.embed_proj", out=hidden, inner=width, bias=False)
+    return replace(read.embeddings(width), projection=projection)
 
 
 def _sizes(config: Any) -> tuple[int, int, int]:

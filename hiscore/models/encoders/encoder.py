@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,30 +11,39 @@ from torch.nn import functional
 
 from hiscore.attention.bidirectional import BidirectionalAttention, BidirectionalShape
 from hiscore.device.numerics import widen
+from hiscore.layers.lm_head import LMHead
 from hiscore.layers.rope import Rope
-from hiscore.models.config_file import check_sizes, malformed_refused, read_config
-from hiscore.models.encoders import bert, deberta_v2, eurobert, modernbert, new
+from hiscore.models.config_file import check_sizes, translated
+from hiscore.models.cross_encoder import read_cross_encoder
+from hiscore.models.encoders import bert, deberta_v2, gated
 from hiscore.models.encoders.architecture import EncoderArchitecture
-from hiscore.models.encoders.weights import EncoderLayer, EncoderReader, EncoderWeights
-from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.encoders.weights import EncoderLayer, EncoderReader, EncoderWeights, Names
+from hiscore.models.families import MODULAR_POOLINGS
+from hiscore.models.family import scores_tokens
+from hiscore.models.modular_head import ModularHead
 from hiscore.models.reader import CheckpointReader
 from hiscore.models.rotary import make_rope
-from hiscore.models.stored_config import stored_config
 from hiscore.models.support import context_limit, unscorable
 from hiscore.server.progress import Advance, no_progress
 
-Load = Callable[[EncoderReader, Any], EncoderWeights]
-FAMILIES: dict[str, tuple[Callable[[Any], EncoderArchitecture], Load]] = {
-    **dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "camembert", "electra"), (bert.architecture, bert.load)
-    ),
-    "distilbert": (bert.distilbert_architecture, bert.load),
-    "albert": (bert.albert_architecture, bert.load_albert),
-    "mpnet": (bert.mpnet_architecture, bert.load_mpnet),
-    "eurobert": (eurobert.architecture, eurobert.load),
-    "new": (new.architecture, new.load),
-    "modernbert": (modernbert.architecture, modernbert.load),
-    "deberta-v2": (deberta_v2.architecture, deberta_v2.load),
+
+class Family(NamedTuple):
+    names: Names
+    architecture: Callable[[Any], EncoderArchitecture]
+    load: Callable[[EncoderReader, Any], EncoderWeights] = lambda read, config: read.weights()
+
+
+FAMILIES = {
+    "bert": Family(bert.BERT, bert.architecture),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), Family(bert.ROBERTA, bert.architecture)),
+    "electra": Family(bert.ELECTRA, bert.electra_architecture),
+    "distilbert": Family(bert.DISTILBERT, bert.distilbert_architecture),
+    "albert": Family(bert.ALBERT, bert.albert_architecture, bert.load_albert),
+    "mpnet": Family(bert.MPNET, bert.mpnet_architecture, bert.load_mpnet),
+    "eurobert": Family(gated.EUROBERT, gated.eurobert_architecture),
+    "new": Family(gated.NEW, gated.new_architecture),
+    "modernbert": Family(gated.MODERNBERT, gated.modernbert_architecture),
+    "deberta-v2": Family(deberta_v2.NAMES, deberta_v2.architecture, deberta_v2.load),
 }
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -66,19 +75,14 @@ class EncoderInputs:
 def read_encoder_architecture(
     checkpoint: Path, max_context: int | None = None
 ) -> tuple[EncoderArchitecture, Any]:
-    """Read an encoder's config; returns transformers' config, too.
-
-    Raises:
-        UnsupportedCheckpoint: It cannot be computed.
-        ValueError: `max_context` exceeds the checkpoint's context.
-    """
-    if reason := unscorable(stored_config(checkpoint)):
-        raise UnsupportedCheckpoint(reason)
-    config = read_config(checkpoint)
-    if reason := unscorable(config.to_dict()):
-        raise UnsupportedCheckpoint(reason)
-    with malformed_refused():
-        architecture = FAMILIES[config.model_type][0](config)
+    """Read an encoder's config; returns transformers' config, too."""
+    architecture, config = translated(
+        checkpoint, unscorable, lambda config: FAMILIES[config.model_type].architecture(config)
+    )
+    if scores_tokens(config.architectures):
+        architecture = replace(architecture, pooling="none")
+    if modular := getattr(config, "modular", None):
+        architecture = replace(architecture, pooling=MODULAR_POOLINGS[modular], modular=True)
     check_sizes({name: getattr(architecture, name) for name in SIZES})
     context = context_limit(architecture.context_length, max_context)
     return replace(architecture, context_length=context), config
@@ -93,17 +97,18 @@ class Encoder:
         """Load a checkpoint in a dtype; norms and the residual stream are float32.
 
         `max_context` limits a pair's tokens; None: see `context_limit`.
-
-        Raises:
-            UnsupportedCheckpoint: It cannot be computed.
-            ValueError: `max_context` exceeds the checkpoint's context.
         """
         self.architecture, config = read_encoder_architecture(checkpoint, max_context)
         a = self.architecture
         self.device, self.dtype = device, dtype
         self.after_layer: Advance = no_progress
-        read = CheckpointReader(checkpoint, device, dtype)
-        self.weights = FAMILIES[a.family][1](EncoderReader(read, a), config)
+        family, modular = FAMILIES[a.family], None
+        if a.modular:
+            modular = ModularHead(checkpoint, read_cross_encoder(checkpoint), device, dtype)
+        read = CheckpointReader(
+            checkpoint, device, dtype, within=f"{family.names.model}." if a.modular else ""
+        )
+        self.weights = family.load(EncoderReader(read, family.names, a, modular), config)
         self._refuse_unread(read)
         self._ropes = {
             kind: make_rope(config, kind, a.head_dim, device, a.context_length) for kind in set(a.rope_kinds)
@@ -112,12 +117,13 @@ class Encoder:
 
     def _refuse_unread(self, read: CheckpointReader) -> None:
         """Refuse tensors that nothing reads: they may change the scores, unless they belong to another head."""
+        a = self.architecture
         left_over = [
             name
             for name in read.unread()
             if not name.startswith(NOT_READ)
             and not name.endswith(BUFFERS)
-            and not (".pooler." in name and self.architecture.family != "bert")
+            and not (".pooler." in name and (a.family != "bert" or a.bare_head or a.modular))
             and not (".position_embeddings." in name and self.weights.embeddings.positions is None)
         ]
         read.refuse(left_over, self.architecture.family)
@@ -159,9 +165,14 @@ class Encoder:
     def head(self, rows: Tensor, lengths: Tensor) -> Tensor:
         """Compute the head up to its last product: [pairs, hidden], float32 at least.
 
-        `rows`, [R, hidden], are the first of each pair, or all of them (`lengths` of each pair) for their mean.
+        `rows`, [R, hidden], are the first of each pair, or all of them (`lengths` of each pair) for their mean; if
+        tokens are classified, each row is a result of its own.
         """
         head, pooling = self.weights.head, self.architecture.pooling
+        if isinstance(head, ModularHead):
+            return head(rows, lengths if pooling == "mean" else None)
+        if head.dense is None:
+            return rows
         if pooling == "mean":
             rows = torch.segment_reduce(rows, "mean", lengths=lengths, unsafe=True)
         activated = self._head_activation(widen(head.dense(rows.to(self.dtype))))
@@ -169,6 +180,9 @@ class Encoder:
             # The mean of all rows' logits: the classifier behind it is linear.
             activated = torch.segment_reduce(activated, "mean", lengths=lengths, unsafe=True)
         return activated if head.norm is None else head.norm(activated)
+
+    def classifier(self) -> LMHead:
+        return LMHead(self.weights.head.weight, None, self.weights.head.bias)
 
     def _embed(self, inputs: EncoderInputs) -> Tensor:
         tables = self.weights.embeddings
@@ -189,7 +203,6 @@ class Encoder:
         return x.to(self.dtype)
 
     def _after_attention(self, layer: EncoderLayer, x: Tensor, attended: Tensor) -> Tensor:
-        """The residual stream behind a layer."""
         x = x + layer.output(attended)
         if self.architecture.pre_norm:
             return x + self._mlp(layer, layer.mlp_norm(x))

@@ -26,36 +26,24 @@ class Format(ABC):
     """True if every part has the rows of the weight, so that a rank can read those that it needs."""
     excluded_keys: ClassVar[tuple[str, ...]] = ("modules_to_not_convert",)
     """Keys of the config with the modules left unquantised; the first that is there counts."""
+    rows_of_a_block: int = 1
+    """Rows that share their scales in fp8; the last of a weight may be fewer."""
+    powers_of_two: bool = False
+    """True if scales in fp8 are powers of two, those of activations included."""
 
     def __init__(self, quantised: Mapping[str, Any]) -> None:
         lists = (quantised[key] for key in self.excluded_keys if quantised.get(key))
         self.excluded: list[str] = next(lists, [])
 
-    @property
-    def rows_of_a_block(self) -> int:
-        """Rows that share their scales in fp8; the last of a weight may be fewer."""
-        return 1
-
-    @property
-    def powers_of_two(self) -> bool:
-        """True if scales in fp8 are powers of two, those of activations included."""
-        return False
-
     def split(self, stored: str) -> tuple[str, str]:
-        """Split a tensor's name into its module and the name of a part."""
         module, _, part = stored.rpartition(".")
         return module, part
 
     def is_excluded(self, module: str) -> bool:
-        """True if the config leaves a module unquantised."""
         return any(names_module(pattern, module) for pattern in self.excluded)
 
     def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
-        """A module's weight if it is stored in fp8, float8_e4m3fn [out, in], with the results of `scales_of_rows`.
-
-        Raises:
-            ValueError, KeyError: See `dequantise`.
-        """
+        """A module's weight if stored in fp8, float8_e4m3fn [out, in], with the results of `scales_of_rows`."""
         return None
 
     @abstractmethod

@@ -7,22 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hiscore.layers.fp8 import FP8
 from hiscore.models.quantization.base import KV_CACHE_SCALES, Format
-from hiscore.models.quantization.fp8 import e4m3, fp8_scales
-from hiscore.models.quantization.unpacking import nvfp4, scale, scales_of_rows, unpack
+from hiscore.models.quantization.fp8 import fp8_scales
+from hiscore.models.quantization.unpacking import nvfp4, of_dtype, scale, scales_of_rows, unpack
 
+PARTS = ("packed", "scale", "global_scale", "zero_point", "shape", "g_idx")
 COMPANIONS = (
-    "weight_packed",
-    "weight_scale",
-    "weight_global_scale",
-    "weight_zero_point",
-    "weight_shape",
-    "weight_g_idx",
-    "input_scale",
-    "input_global_scale",
-    "input_zero_point",
-    "output_scale",
-    "output_zero_point",
+    *(f"weight_{part}" for part in PARTS),
+    *("input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point"),
 )
 
 
@@ -47,7 +40,7 @@ class CompressedTensors(Format):
     def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
         if "weight_packed" in parts or self._scheme(module)["type"] != "float":
             return None
-        weight = e4m3(parts["weight"])
+        weight = of_dtype(parts["weight"], FP8)
         return weight, *scales_of_rows(fp8_scales(parts), weight.shape, self._block(module))
 
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
@@ -57,7 +50,7 @@ class CompressedTensors(Format):
                 scales = parts["weight_scale"].float() / parts["weight_global_scale"]
                 return nvfp4(parts["weight_packed"], scales)
             return _unpack(parts, int(weights["num_bits"]))
-        values = e4m3(parts["weight"]) if weights["type"] == "float" else _int8(parts["weight"])
+        values = of_dtype(parts["weight"], FP8 if weights["type"] == "float" else torch.int8)
         zeros = parts.get("weight_zero_point")
         return scale(values, fp8_scales(parts), zeros, self._block(module))
 
@@ -79,12 +72,6 @@ def _matches(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern.removeprefix("re:"), module) is not None
     return pattern == module
-
-
-def _int8(weight: Tensor) -> Tensor:
-    if weight.dtype != torch.int8:
-        raise ValueError(f"the weight is {str(weight.dtype).removeprefix('torch.')}, not int8")
-    return weight
 
 
 def _unpack(parts: Mapping[str, Tensor], bits: int) -> Tensor:

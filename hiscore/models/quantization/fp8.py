@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hiscore.layers.fp8 import FP8
 from hiscore.models.quantization.base import KV_CACHE_SCALES, Format
 from hiscore.models.quantization.schemes import modelopt_algorithms
-from hiscore.models.quantization.unpacking import nvfp4, scale, scales_of_rows
+from hiscore.models.quantization.unpacking import nvfp4, of_dtype, scale, scales_of_rows
 
 
 class Fp8(Format):
@@ -30,22 +31,15 @@ class Fp8(Format):
         super().__init__(quantised)
         block = quantised.get("weight_block_size")
         self._block = (int(block[0]), int(block[1])) if block else None
-        self._powers_of_two = quantised.get("scale_fmt") == "ue8m0"
-
-    @property
-    def rows_of_a_block(self) -> int:
-        return self._block[0] if self._block else 1
-
-    @property
-    def powers_of_two(self) -> bool:
-        return self._powers_of_two
+        self.rows_of_a_block = self._block[0] if self._block else 1
+        self.powers_of_two = quantised.get("scale_fmt") == "ue8m0"
 
     def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
-        weight = e4m3(parts["weight"])
+        weight = of_dtype(parts["weight"], FP8)
         return weight, *scales_of_rows(fp8_scales(parts), weight.shape, self._block)
 
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
-        return scale(e4m3(parts["weight"]), fp8_scales(parts), block=self._block)
+        return scale(of_dtype(parts["weight"], FP8), fp8_scales(parts), block=self._block)
 
 
 class FbgemmFp8(Fp8):
@@ -54,20 +48,7 @@ class FbgemmFp8(Fp8):
     method = "fbgemm_fp8"
 
 
-def e4m3(weight: Tensor) -> Tensor:
-    """Return a weight, or raise ValueError if it is of another dtype."""
-    if weight.dtype != torch.float8_e4m3fn:
-        raise ValueError(f"the weight is {str(weight.dtype).removeprefix('torch.')}, not float8_e4m3fn")
-    return weight
-
-
 def fp8_scales(parts: Mapping[str, Tensor]) -> Tensor:
-    """The scales of a weight, under either name.
-
-    Raises:
-        KeyError: There are none.
-        ValueError: They are stored as bare exponents.
-    """
     scales = parts["weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"]
     if scales.dtype == torch.uint8:
         raise ValueError("the scales are exponents (uint8), as MXFP8 has them")

@@ -39,7 +39,6 @@ class Gptq(Format):
         return self._own(module) is None or super().is_excluded(module)
 
     def _own(self, module: str) -> Mapping[str, Any] | None:
-        """A module's own settings; None: it is left unquantised."""
         return next((own for pattern, own in self._rules.items() if re.match(pattern, module)), {})
 
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:

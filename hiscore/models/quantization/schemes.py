@@ -143,19 +143,15 @@ def _bitsandbytes(quantised: Config) -> str | None:
     return None if storage == "uint8" else f"bnb_4bit_quant_storage '{storage}'"
 
 
-def _all(quantised: Config) -> str | None:
-    return None
-
-
 RULES: dict[str, Callable[[Config], str | None]] = {
     "fp8": _fp8,
-    "fbgemm_fp8": _all,
+    "fbgemm_fp8": lambda quantised: None,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "awq": _awq,
     "gptq": _gptq,
-    "mxfp4": _all,
+    "mxfp4": lambda quantised: None,
 }
 MODELOPT = {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8"}
 NVFP4 = "nvfp4-pack-quantized"

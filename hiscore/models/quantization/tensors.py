@@ -23,7 +23,7 @@ from hiscore.models.quantization.gptq import Awq, Gptq
 from hiscore.models.quantization.mxfp4 import Mxfp4
 from hiscore.models.quantization.schemes import without_scale
 from hiscore.models.stored_config import stored_config
-from hiscore.models.text_towers import TOWERS, text_config, text_tensor
+from hiscore.models.text_towers import TOWERS, text_config, text_tensor, usual_name
 from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 
 log = logging.getLogger(__name__)
@@ -43,23 +43,22 @@ FORMATS: Mapping[str, type[Format]] = {
 
 
 class CheckpointTensors:
-    """Tensors by name; what is quantised is dequantised."""
-
-    def __init__(self, checkpoint: Path, device: torch.device) -> None:
+    def __init__(self, checkpoint: Path, device: torch.device, within: str = "") -> None:
         """Open the files of a checkpoint, whose scheme must be one of those served.
 
-        Raises:
-            UnsupportedCheckpoint: The config leaves a module unquantised whose tensors say otherwise.
+        Args:
+            within: Beginning of the names in a model with a head, which a model saved without one lacks.
         """
-        self._device = device
+        self._device, self._within = device, within
         self._files = {
             name: handle
             for handle in _open_shards(checkpoint)
             for name in handle.keys()  # noqa: SIM118
         }
         of_texts = text_config(stored_config(checkpoint))
-        self._format = _format_of(of_texts.get("quantization_config"))
-        self._parts = self._by_weight(is_tower=of_texts.get("model_type") in TOWERS)
+        quantised = of_texts.get("quantization_config")
+        self.format: Format | None = FORMATS[quantised["quant_method"]](quantised) if quantised else None
+        self._parts = self._by_weight(of_texts.get("model_type"))
         self._stored = self._dequantised = self._kept = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -72,9 +71,6 @@ class CheckpointTensors:
         """Read a tensor, which must be there and have this shape, or a part of it.
 
         All of a quantised weight is read and dequantised before it is cut, unless what is stored can be cut alike.
-
-        Raises:
-            UnsupportedCheckpoint: Its parts are not what the config announces.
         """
         stored, last = self._parts[name], name.rpartition(".")[2]
         if stored.keys() == {last}:
@@ -84,7 +80,7 @@ class CheckpointTensors:
             return cut.of(source).to(self._device)
         if shape is not None and self._device.type == "meta":
             return cut.of(torch.empty(shape, device="meta"))
-        inside = cut if self._format is not None and self._format.parts_have_rows else UNCUT
+        inside = cut if self.format is not None and self.format.parts_have_rows else UNCUT
         parts = self._parts_of(name, inside)
         weight = self._by_format(name, lambda of, module: of.dequantise(module, parts))
         self._stored += sum(part.nbytes for part in parts.values())
@@ -100,13 +96,7 @@ class CheckpointTensors:
             return None
         return self._by_format(name, lambda of, module: of.in_fp8(module, parts))
 
-    @property
-    def format(self) -> Format | None:
-        """Format of quantised weights; None: they are not quantised."""
-        return self._format
-
     def kept(self, weights: int) -> None:
-        """Count weights that stay as they are stored, for `report`."""
         self._kept += weights
 
     def _parts_of(self, name: str, cut: Cut = UNCUT) -> dict[str, Tensor]:
@@ -130,13 +120,13 @@ class CheckpointTensors:
 
     def _by_format(self, name: str, work: Callable[[Format, str], T]) -> T:
         """Result of the format for a module, named as it is stored; errors name the tensor."""
-        assert self._format is not None
+        assert self.format is not None
         try:
-            return work(self._format, self._format.split(next(iter(self._parts[name].values())))[0])
+            return work(self.format, self.format.split(next(iter(self._parts[name].values())))[0])
         except (KeyError, ValueError) as error:
             missing = f"it has no {error}" if isinstance(error, KeyError) else error
             raise UnsupportedCheckpoint(
-                f"'{name}' cannot be read as {self._format.method}: {missing}"
+                f"'{name}' cannot be read as {self.format.method}: {missing}"
             ) from None
 
     def equal(self, one: str, other: str) -> bool:
@@ -154,12 +144,12 @@ class CheckpointTensors:
     def report(self, dtype: torch.dtype) -> None:
         if self._device.type == "meta":
             return
-        if self._format is not None and self._kept:
-            log.info("%d MiB of %s weights stay in fp8", self._kept >> 20, self._format.method)
-        if self._format is not None and self._dequantised:
+        if self.format is not None and self._kept:
+            log.info("%d MiB of %s weights stay in fp8", self._kept >> 20, self.format.method)
+        if self.format is not None and self._dequantised:
             log.info(
                 "dequantised %s weights while loading: %d MiB became %d MiB of %s",
-                self._format.method, self._stored >> 20, self._dequantised * dtype.itemsize >> 20,
+                self.format.method, self._stored >> 20, self._dequantised * dtype.itemsize >> 20,
                 str(dtype).removeprefix("torch."),
             )  # fmt: skip
 
@@ -167,23 +157,24 @@ class CheckpointTensors:
         dtype = source.dtype if isinstance(source, Tensor) else DTYPES.get(source.get_dtype())
         if dtype is None or not dtype.is_floating_point or dtype.itemsize == 1:
             said = str(dtype or source.get_dtype()).removeprefix("torch.")
-            raise UnsupportedCheckpoint(without_scale(name, said, self._format is not None))
+            raise UnsupportedCheckpoint(without_scale(name, said, self.format is not None))
 
-    def _by_weight(self, is_tower: bool) -> dict[str, dict[str, str]]:
-        """Names of each tensor's stored parts; of a text tower's, under a text model's names."""
+    def _by_weight(self, model_type: str | None) -> dict[str, dict[str, str]]:
+        """Names of each tensor's stored parts, under the names that most models of texts have."""
         parts: dict[str, dict[str, str]] = {}
+        within = "" if any(name.startswith(self._within) for name in self._files) else self._within
         for stored in self._files:
-            name = text_tensor(stored) if is_tower else stored
+            name = text_tensor(stored) if model_type in TOWERS else usual_name(within + stored, model_type)
             if name is None:
                 continue
-            if self._format is None:
+            if self.format is None:
                 parts[name] = {name.rpartition(".")[2]: stored}
                 continue
-            module, last = self._format.split(name)
-            if last not in self._format.dropped:
-                weight = self._format.companions.get(last, last)
+            module, last = self.format.split(name)
+            if last not in self.format.dropped:
+                weight = self.format.companions.get(last, last)
                 parts.setdefault(f"{module}.{weight}" if module else weight, {})[last] = stored
-                if weight != last and self._format.is_excluded(self._format.split(stored)[0]):
+                if weight != last and self.format.is_excluded(self.format.split(stored)[0]):
                     raise UnsupportedCheckpoint(
                         f"the config leaves '{module}' unquantised, but the checkpoint holds '{stored}'"
                     )
@@ -196,10 +187,6 @@ def check_shape(name: str, found: Sequence[int], announced: Sequence[int] | None
         raise UnsupportedCheckpoint(
             f"'{name}' has shape {list(found)}, the config announces {list(announced)}"
         )
-
-
-def _format_of(quantised: Mapping[str, Any] | None) -> Format | None:
-    return FORMATS[quantised["quant_method"]](quantised) if quantised else None
 
 
 def _open_shards(checkpoint: Path) -> Iterator[safe_open]:

@@ -9,15 +9,17 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """Values of the 16 codes of a float of 4 bits."""
 
 
-def unpack_e2m1(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers in uint8 [..., n], [..., 2 n], of which the lower half of a byte is the first.
+def of_dtype(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a weight, or raise ValueError if it is of another dtype."""
+    if weight.dtype != dtype:
+        found, wanted = (str(each).removeprefix("torch.") for each in (weight.dtype, dtype))
+        raise ValueError(f"the weight is {found}, not {wanted}")
+    return weight
 
-    Raises:
-        ValueError: What is packed is not uint8.
-    """
-    if packed.dtype != torch.uint8:
-        raise ValueError(f"the weight is {str(packed.dtype).removeprefix('torch.')}, not uint8")
-    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+
+def unpack_e2m1(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers in uint8 [..., n], [..., 2 n]; the lower half of a byte is the first. Else ValueError."""
+    codes = torch.stack((of_dtype(packed, torch.uint8) & 0xF, packed >> 4), dim=-1).flatten(-2)
     return torch.tensor(E2M1, dtype=dtype, device=packed.device)[codes.int()]
 
 
@@ -45,9 +47,6 @@ def scale(
             blocks may be cut by the edges.
         zeros: In the same shape as `scales`.
         block: Rows and columns of a block; None: the grid divides `values` evenly.
-
-    Raises:
-        ValueError: Values and scales do not fit together.
     """
     out = values.float()
     grid = _grid(scales, values.shape)
@@ -60,11 +59,7 @@ def scale(
 
 
 def scales_of_rows(scales: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> tuple[Tensor, int]:
-    """The scales of each row's blocks of columns, float32 [out, blocks], and the columns of a block.
-
-    Raises:
-        ValueError: They do not fit the weight, [out, in].
-    """
+    """Scales of each row's blocks, float32 [out, blocks], and a block's columns; ValueError: they do not fit."""
     grid = _grid(scales, shape)
     height, width = _block(grid.shape, shape, block)
     return grid.float().repeat_interleave(height, dim=0)[: shape[0]], width

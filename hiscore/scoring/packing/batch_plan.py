@@ -4,19 +4,19 @@ A prompt costs the tokens that have to be computed: not those of its query that 
 prompt before it in the batch brings. A part of a prompt holds the whole query and some of the items. Items do not
 see each other, so their scores do not change.
 
-Between the slices of another batch nothing may turn out to cost more. So there only the very same query is
-shared:
+Between the slices of another batch nothing may turn out to cost more. So there only the very same query is shared:
 for others the pool may have no room (`QueryCache.held`).
 """
 
 import numpy as np
 
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
-from hiscore.batching.batched_model import Part
+from hiscore.batching.batched_model import BatchPlan, Part
 from hiscore.recurrence.metadata import MOST_QUERIES
 from hiscore.scoring.packing.query_cache import QueryCache
-from hiscore.scoring.requests.query_key import PAGE
-from hiscore.scoring.requests.request import ScoreRequest
+from hiscore.scoring.requests.label_trie import LABEL_ROWS
+from hiscore.scoring.requests.query_key import PAGE, QueryKey
+from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
 
 # A part holds at least this many times the query tokens that every part computes again: at most a seventh of the
 # work is repeated.
@@ -25,7 +25,7 @@ MIN_QUERIES_PER_PART = 8
 WHOLE_UP_TO = 8
 
 
-class ScoringPlan:
+class ScoringPlan(BatchPlan[ScoreRequest]):
     """`BatchPlan` of `ScoreRequest`, with costs in tokens; the progress of a job is in items."""
 
     def __init__(self, cache: QueryCache, budget: int) -> None:
@@ -50,9 +50,10 @@ class ScoringPlan:
             return None
         self._priced = None, (0, 0)
         if self._cache.caching and items:
-            self._queries.add(prompt.query_key.whole)
-            if not self._cache.holds:
-                self._pages.update(prompt.query_key.pages)
+            for key in prompt.query_keys:
+                self._queries.add(key.whole)
+                if not self._cache.holds:
+                    self._pages.update(key.pages)
         if last == items:
             return Part(job if not done else job.part(prompt.part(done, items), done), cost)
         left = self._cost(job, last, items, 0, 0)
@@ -66,10 +67,12 @@ class ScoringPlan:
         return self._priced[1]
 
     def _look_up(self, job: ScoreRequest) -> tuple[int, int]:
-        prompt = job.prompt
+        found = [self._look_up_one(key, job.prompt) for key in job.prompt.query_keys]
+        return sum(query for query, _ in found), sum(read for _, read in found)
+
+    def _look_up_one(self, key: QueryKey, prompt: MultiItemPrompt) -> tuple[int, int]:
         if not self._cache.caching:
             return prompt.query_length, 0
-        key = prompt.query_key
         if key.whole in self._queries:
             return 0, 0
         # An empty item is read at the query's last token, which must then be computed. Another job of the same
@@ -83,8 +86,11 @@ class ScoringPlan:
         if first == last:
             return 0
         whole = last - first == len(prompt.item_lengths)
-        own = len(prompt.tokens) - prompt.query_length
-        tokens = query + (own if whole else int(prompt.item_ends[last] - prompt.item_ends[first]))
+        tokens = query + (
+            prompt.computed_items if whole else int(prompt.cost_ends[last] - prompt.cost_ends[first])
+        )
+        if prompt.apart is not None and self._cache.holds:
+            tokens += prompt.query_length * int(prompt.apart[first:last].sum())
         if prompt.empty_items:
             # They have no tokens, but their rows are still read.
             tokens += prompt.empty_items if whole else int((prompt.item_lengths[first:last] == 0).sum())
@@ -100,8 +106,11 @@ class ScoringPlan:
         else:
             again = prompt.query_length
             bound = max(self._budget, MIN_QUERIES_PER_PART * again)
-            room = len(prompt.tokens) if cost <= WHOLE_UP_TO * bound else max(room, self._budget)
-        ends = prompt.item_ends
+            room = prompt.computed if cost <= WHOLE_UP_TO * bound else max(room, self._budget)
+            if prompt.tries is not None and prompt.rows_read > max(self._budget, LABEL_ROWS):
+                # Nearly every token of an item is read, and all that a batch reads is held until its end.
+                room, again = self._budget + query, 0
+        ends = prompt.cost_ends
         fitting = ends[first] + max(room, MIN_QUERIES_PER_PART * again) - query
         last = int(np.searchsorted(ends, fitting, side="right")) - 1
         return min(max(first + 1, last), len(ends) - 1)

@@ -25,8 +25,8 @@ class BatchRows(NamedTuple):
         slots: int64 [T]: the pool slot of each row's key and value, or `NO_SLOT`.
         segment_ends: int64 [S], ascending: one past the last row of each query and item that has rows.
         read_ends: int64 [R]: one past the row at which each item is read, its last one; of an empty item the
-            query's.
-        read_items: int64 [R]: the index of each among all items of the batch.
+            query's. Then one past the row of each place.
+        read_items: int64 [R]: the index of each among all that the batch reads.
     """
 
     tokens: Int32
@@ -65,6 +65,11 @@ class BatchRows(NamedTuple):
             query_ends = np.array([p.begin + p.query for p in packed]).repeat(counts[1::2])
             are_computed = joined([has_rows[each] for each in items])
             read_ends = np.where(are_computed, read_ends, query_ends)
+        read_items = joined([p.items for p in packed])
+        if at_places := [p for p in packed if len(p.places)]:
+            rows = [p.begin + p.query + 1 + p.prompt.places for p in at_places]
+            read_ends = np.concatenate((read_ends, *rows))
+            read_items = np.concatenate((read_items, *(p.places for p in at_places)))
         angles = None
         if longrope is not None:
             tables = np.array([longrope.second if p.prompt.is_long else 0 for p in packed], np.int32)
@@ -76,7 +81,7 @@ class BatchRows(NamedTuple):
             slots=joined([p.slots[p.cached :] for p in packed]),
             segment_ends=segment_ends,
             read_ends=read_ends,
-            read_items=joined([p.items for p in packed]),
+            read_items=read_items,
         )
 
     def forward(

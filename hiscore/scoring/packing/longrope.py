@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hiscore.arrays import Bool, Int64
+from hiscore.errors import RequestError
 from hiscore.scoring.requests.request import MultiItemPrompt
 
 
@@ -21,8 +22,15 @@ class LongropeTables:
     second: int
 
     def of(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
-        """Mark a prompt as long if every item of it is."""
+        """Mark a prompt as long if every item of it is; raise RequestError if only its labels are."""
         is_long = self._are_long(prompt)
+        if prompt.tries is not None:
+            behind = np.array([trie.longest for trie in prompt.tries], np.int64)
+            if (crosses := ~is_long & self._are_long(prompt, behind)).any():
+                raise RequestError(
+                    f"item {int(crosses.argmax())} and its labels reach beyond {self.original_context} tokens, "
+                    "where this model's positions change: labels of several tokens must end before, or begin there"
+                )
         if prompt.is_long or not len(is_long) or not is_long.all():
             return prompt
         return replace(prompt, is_long=True)
@@ -37,7 +45,7 @@ class LongropeTables:
             (replace(prompt.chosen(is_long), is_long=True), np.flatnonzero(is_long)),
         ]
 
-    def _are_long(self, prompt: MultiItemPrompt) -> Bool:
-        """bool [items]."""
-        found: Bool = prompt.query_length + prompt.item_lengths > self.original_context
+    def _are_long(self, prompt: MultiItemPrompt, behind: Int64 | int = 0) -> Bool:
+        """bool [items], with so many tokens behind each."""
+        found: Bool = prompt.query_length + prompt.item_lengths + behind > self.original_context
         return found

@@ -42,6 +42,7 @@ class PackedPrompt:
         slots: Int64,
         cached: int,
         items: Int64,
+        places: Int64,
         states: QueryStates = NO_STATES,
     ) -> None:
         """Place a prompt whose first new token has index `begin` in the batch's sequence.
@@ -49,7 +50,8 @@ class PackedPrompt:
         Args:
             slots: Pool slots of its first tokens.
             cached: Its first tokens that are not computed.
-            items: int64 [items]: the index of each among all items of the batch.
+            items: int64 [items]: the index of each among all that the batch reads.
+            places: int64 [places]: likewise.
             states: States of its query, if layers are recurrent.
         """
         self.prompt, self.states = prompt, states
@@ -57,7 +59,7 @@ class PackedPrompt:
         self.cached = cached
         self.begin = begin - cached  # index that token 0 has, or would have, in the batch's sequence
         self.end = self.begin + len(prompt.tokens)
-        self.items = items
+        self.items, self.places = items, places
         self.slots = np.empty(len(prompt.tokens), np.int64)
         self.slots[: len(slots)], self.slots[len(slots) :] = slots, NO_SLOT
 
@@ -101,7 +103,6 @@ class PackedPrompt:
             yield Allocation(pages, read_until)
 
     def node(self, token: int) -> tuple[int, int]:
-        """Begin and end of the query or item that a token belongs to."""
         if token < self.query:
             return 0, self.query
         ends = self.prompt.item_ends

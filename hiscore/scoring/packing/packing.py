@@ -42,20 +42,13 @@ class Batch:
 
 
 def pack(
-    prompts: Sequence[MultiItemPrompt],
-    budget: int,
-    cache: QueryCache,
-    longrope: LongropeTables | None = None,
+    prompts: Sequence[MultiItemPrompt], budget: int, cache: QueryCache, longrope: LongropeTables | None = None
 ) -> Batch:
     """Pack prompts into forwards. A prompt without items costs nothing: no row of it would be read.
 
     Args:
         budget: Tokens per forward, at most; at least a page, or with recurrent layers a chunk.
         longrope: Its tables beyond the original context; None: all prompts are rotated alike.
-
-    Raises:
-        PoolExhausted: What a prompt keeps does not fit the pool.
-        ValueError: The budget is smaller than that.
 
     Example:
         >>> prompt = MultiItemPrompt.of([1, 2, 3], [[4, 5], [6]])
@@ -73,7 +66,7 @@ def pack(
     try:
         groups = grouped_by_query(prompts, cache.caching, longrope)
         cache.begin_batch(*_claims(groups, budget, cache))
-        packed, cached = _place(groups, len(prompts), cache)
+        packed, cached = _place(groups, prompts, cache)
         ends = _cut(packed, budget, unit)
         _keep_across_forwards(packed, ends, cache)
     finally:
@@ -99,7 +92,7 @@ def pack(
 
 
 def _place(
-    groups: Sequence[QueryGroup], prompts: int, cache: QueryCache
+    groups: Sequence[QueryGroup], prompts: Sequence[MultiItemPrompt], cache: QueryCache
 ) -> tuple[list[PackedPrompt], tuple[int, ...]]:
     """Line up all new tokens. Returns what is to be computed, and the cached tokens of each prompt."""
     packed: list[PackedPrompt] = []
@@ -107,13 +100,13 @@ def _place(
     end = 0
     for group in groups:
         slots, hit, states = _acquire(group, cache)
-        packed.append(PackedPrompt(group.prompt, end, slots, hit, group.items, states))
+        packed.append(PackedPrompt(group.prompt, end, slots, hit, group.items, group.places, states))
         end = packed[-1].end
         for member in group.members:
             # Computed for the first. What was computed for any of its items was not cached for the prompt.
-            own = hit if member == group.members[0] else group.prompt.query_length
+            own = hit if member == group.members[0] else prompts[member].query_length
             cached[member] = min(own, cached.get(member, own))
-    return packed, tuple(cached.get(prompt, 0) for prompt in range(prompts))
+    return packed, tuple(cached.get(prompt, 0) for prompt in range(len(prompts)))
 
 
 def _acquire(group: QueryGroup, cache: QueryCache) -> tuple[Int64, int, QueryStates]:

@@ -6,6 +6,7 @@ and no pair can be cut.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -23,13 +24,13 @@ class PairRules:
         token_types: Of the query's tokens and of the item's; a text without a query has the first.
         first_position: Position of a pair's first token.
         uncounted_id: A token that is not counted in positions and has the one before the first; None: all count.
-        reads_all: The head reads every row of a pair; otherwise the first.
+        reads: Rows of a pair that the head reads.
     """
 
     token_types: tuple[int, int] = (0, 0)
     first_position: int = 0
     uncounted_id: int | None = None
-    reads_all: bool = False
+    reads: Literal["first", "last", "all"] = "first"
 
     def positions(self, tokens: Int32, edges: Int64) -> Int32:
         """The position of every token of pairs that begin and end at `edges`: int32 [T]."""
@@ -61,22 +62,47 @@ def pack_pairs(prompts: Sequence[MultiItemPrompt], budget: int, rules: PairRules
         [prompt.first_text for prompt in prompts], [len(each.item_lengths) for each in prompts]
     )
     edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    items, places = _numbered(prompts)
     forwards = []
     begin = 0
     while begin < len(lengths):
         fit = int(np.searchsorted(edges, edges[begin] + budget, side="right")) - 1
         end = max(fit, begin + 1)
         rows = slice(int(edges[begin]), int(edges[end]))
+        inside = places[:, slice(*places[0].searchsorted((rows.start, rows.stop)))] - [[rows.start], [0]]
         forwards.append(
-            _forward(tokens[rows], edges[begin : end + 1] - edges[begin], firsts[begin:end], begin, rules)
+            _forward(
+                tokens[rows],
+                edges[begin : end + 1] - edges[begin],
+                firsts[begin:end],
+                items[begin:end],
+                inside,
+                rules,
+            )
         )
         begin = end
     return Batch(tuple(forwards), (0,) * len(prompts))
 
 
-def _forward(tokens: Int32, edges: Int64, firsts: Int64, first_item: int, rules: PairRules) -> Forward:
+def _numbered(prompts: Sequence[MultiItemPrompt]) -> tuple[Int64, Int64]:
+    """Number what is read, of each prompt its items and then its places.
+
+    The numbers of items are int64 [items]; of places [2, places]: the row of each in the batch, and its number.
+    """
+    items, places, first, row = [np.empty(0, np.int64)], [np.empty((2, 0), np.int64)], 0, 0
+    for prompt in prompts:
+        end = first + len(prompt.item_lengths)
+        items.append(np.arange(first, end))
+        places.append(np.stack((row + prompt.places, end + np.arange(len(prompt.places)))))
+        first, row = end + len(prompt.places), row + len(prompt.tokens)
+    return np.concatenate(items), np.concatenate(places, axis=1)
+
+
+def _forward(
+    tokens: Int32, edges: Int64, firsts: Int64, items: Int64, places: Int64, rules: PairRules
+) -> Forward:
     """One forward over pairs that begin and end at `edges`, with `firsts` tokens of the query each."""
-    rows, pairs = len(tokens), len(edges) - 1
+    rows = len(tokens)
     place = np.arange(rows) - np.repeat(edges[:-1], np.diff(edges))
     query_length = np.repeat(firsts, np.diff(edges))
     of_item = (place >= query_length) & (query_length > 0)
@@ -86,7 +112,9 @@ def _forward(tokens: Int32, edges: Int64, firsts: Int64, first_item: int, rules:
         cu_seqlens=edges.astype(np.int32),
         groups=(SegmentGroup(0, rows, np.empty(0, np.int64), slice(0, 0)),),
         slot_mapping=np.full(rows, NO_SLOT, np.int64),
-        scored_rows=np.arange(rows) if rules.reads_all else edges[:-1],
-        scored_items=np.arange(first_item, first_item + pairs),
+        scored_rows=np.concatenate(
+            ({"first": edges[:-1], "last": edges[1:] - 1, "all": np.arange(rows)}[rules.reads], places[0])
+        ),
+        scored_items=np.concatenate((items, places[1])),
         token_types=np.where(of_item, rules.token_types[1], rules.token_types[0]).astype(np.int32),
     )

@@ -135,7 +135,6 @@ class QueryCache:
         return self._slots.take(np.array(pages, np.int64), axis=0).ravel()
 
     def _publish(self, pages: Sequence[bytes]) -> None:
-        """Cache a query of the batch that was held."""
         for page_hash in pages:
             page = self._unwritten.pop(page_hash, None)
             if page is not None and self._cached.setdefault(page_hash, page) != page:

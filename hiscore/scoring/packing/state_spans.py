@@ -11,8 +11,6 @@ from hiscore.scoring.packing.packed_prompt import PackedPrompt
 
 
 class StatesOfForward:
-    """Plans the states of a forward, prompt by prompt."""
-
     def __init__(self, begin: int, end: int) -> None:
         """Start the plan of a forward that begins and ends at these indices of the batch's sequence."""
         self._begin, self._end = begin, end
@@ -24,7 +22,6 @@ class StatesOfForward:
         self._spans: defaultdict[tuple[int, bool], list[tuple[Int64, int, int]]] = defaultdict(list)
 
     def add(self, p: PackedPrompt) -> None:
-        """Add the rows of the next prompt."""
         first = max(self._begin - p.begin, p.cached)
         last = min(self._end, p.end) - p.begin
         shift = p.begin - self._begin  # from token to row
@@ -45,7 +42,6 @@ class StatesOfForward:
             self._add_items(p, first, last, step, state)
 
     def plan(self) -> StatePlan:
-        """Plan the states, all prompts being added."""
         self._load(ZERO_SLOT)
         slots = list(self._stored)
         return StatePlan(

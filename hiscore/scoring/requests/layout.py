@@ -14,6 +14,8 @@ from hiscore.scoring.requests.request import MultiItemPrompt
 
 # Never read; 0 is in every vocabulary.
 DELIMITER_ID = 0
+# Where sizes come before the ids of labels: in no vocabulary.
+SIZES_FOLLOW = int(np.iinfo(np.int32).min)
 
 
 def lay_out(prompt: MultiItemPrompt) -> tuple[Int32, Int32]:
@@ -28,11 +30,7 @@ def lay_out(prompt: MultiItemPrompt) -> tuple[Int32, Int32]:
 
 
 def unpack(input_ids: Int32, delimiter_indices: Int32) -> MultiItemPrompt:
-    """Check a layout, as `lay_out` makes it, and drop its delimiters; the prompt's arrays are copies.
-
-    Raises:
-        RequestError: The indices do not ascend strictly, are out of range or do not end the sequence.
-    """
+    """Check a layout, as `lay_out` makes it, and drop its delimiters; the prompt's arrays are copies."""
     delimiters = delimiter_indices.astype(np.int64)
     item_lengths = delimiters[1:] - delimiters[:-1] - 1
     is_sound = len(delimiters) and delimiters[0] >= 0 and delimiters[-1] == len(input_ids) - 1
@@ -41,6 +39,24 @@ def unpack(input_ids: Int32, delimiter_indices: Int32) -> MultiItemPrompt:
     is_token = np.ones(len(input_ids), bool)
     is_token[delimiters] = False
     return MultiItemPrompt(input_ids[is_token], int(delimiters[0]), item_lengths)
+
+
+def lay_out_labels(ids: Int32, sizes: Int32) -> Int32:
+    """Put `SIZES_FOLLOW`, the shape of sizes, int32 [1 or 2, labels], and the sizes before the ids of labels."""
+    if not sizes.size:
+        return ids
+    return np.concatenate((np.array([SIZES_FOLLOW, *sizes.shape], np.int32), sizes.ravel(), ids))
+
+
+def unpack_labels(ids: Int32) -> tuple[Int32, list[list[int]]]:
+    """Take apart what `lay_out_labels` made, into ids and the rows of sizes; of plain ids there are none."""
+    if not len(ids) or ids[0] != SIZES_FOLLOW:
+        return ids, []
+    rows, labels = ids[1:3].tolist() if len(ids) > 2 else (0, 0)
+    sizes = ids[3 : 3 + rows * labels]
+    if not (0 < rows <= 2 and len(sizes) == rows * labels > 0) or sizes.min() < 1:
+        raise RequestError(f"'label_token_ids' begins with {SIZES_FOLLOW}, and no sizes of labels follow")
+    return ids[3 + len(sizes) :], sizes.reshape(rows, labels).tolist()
 
 
 def _refuse_layout(input_ids: Int32, delimiter_indices: Int32) -> NoReturn:

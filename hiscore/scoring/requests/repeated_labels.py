@@ -17,11 +17,7 @@ ID_BITS = 31
 
 
 def check_repeated(labels: Int32, counts: Int64 | None = None, first_item: int = 0) -> None:
-    """Check that no label is there twice, or given `counts`, int64 [items], not among an item's own.
-
-    Raises:
-        RequestError: A label is there twice; the message counts items from `first_item`.
-    """
+    """Check that no label is there twice, or given `counts`, int64 [items], not among an item's own."""
     if counts is None and len(labels) <= FEW and len(set(labels.tolist())) == len(labels):
         return
     keys = labels.astype(np.int64)

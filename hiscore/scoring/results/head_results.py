@@ -16,27 +16,28 @@ from hiscore.scoring.results.readout_plan import ReadoutPlan
 
 @dataclass(frozen=True)
 class HeadResult:
-    """One tensor for several requests."""
-
     members: list[int]
     """Indices of the requests whose items are its rows, in this order."""
     values: Tensor
     """float32 [rows, labels]: logits, or for a causal LM with neither `apply_softmax` nor `raw_logits`
-    probabilities. Where items have labels of their own, float32 [labels of all rows]."""
+    probabilities. Where items have labels of their own, float32 [labels of all rows]; where labels have several
+    tokens, [tokens of all rows, columns], by row (`LMHead.token_logprobs`)."""
 
 
 def head_results(
-    head: LMHead, plans: Sequence[ReadoutPlan], places: Int64, uploads: Uploads
+    head: LMHead, plans: Sequence[ReadoutPlan], places: Int64, uploads: Uploads, heads: LMHead | None = None
 ) -> Callable[[Tensor], list[HeadResult]]:
     """Prepare the head for the items of a batch, whose rows of the hidden states are `places`, int64 [R].
+
+    `heads` are those of adapters, as one.
 
     Returns:
         A function of hidden, [R, hidden], the last tokens' final states; each request is a member of one result.
     """
-    counts = np.array([plan.items for plan in plans], np.int64)
+    counts = np.array([plan.request.prompt.rows_read for plan in plans], np.int64)
     starts = counts.cumsum() - counts
     parts: list[_Part] = []
-    for members, compute in _products(head, plans, uploads):
+    for members, compute in _products(head, plans, uploads, heads or head):
         chosen = [*chain(*members)]
         rows = places[ragged_arange(starts[chosen], counts[chosen])]
         is_all = len(rows) == len(places) and bool((rows == np.arange(len(rows))).all())
@@ -45,7 +46,7 @@ def head_results(
 
 
 def _products(
-    head: LMHead, plans: Sequence[ReadoutPlan], uploads: Uploads
+    head: LMHead, plans: Sequence[ReadoutPlan], uploads: Uploads, heads: LMHead
 ) -> Iterator[tuple[list[list[int]], Callable[[Tensor], Sequence[Tensor]]]]:
     """Prepare the products of the head: the members of each one's results, and the function of their rows.
 
@@ -53,15 +54,21 @@ def _products(
     items with labels of their own, and for a request of one item, are computed pair by pair, so that an item's are
     the same to the bit in a call of its own.
     """
-    paired: dict[bool, list[int]] = defaultdict(list)
+    paired: dict[tuple[bool, bool], list[int]] = defaultdict(list)
     shared: dict[tuple[bool, bytes], list[int]] = defaultdict(list)
+    by_token: dict[int | None, list[int]] = defaultdict(list)
     for index, plan in enumerate(plans):
-        if plan.is_paired:
-            paired[plan.from_logits].append(index)
+        if plan.tokens is not None:
+            by_token[plan.request.options.token_logprobs].append(index)
+        elif plan.is_paired:
+            paired[plan.from_logits, plan.request.by_heads].append(index)
         else:
             shared[plan.from_logits, plan.request.labels.tobytes()].append(index)
-    for from_logits, members in paired.items():
-        yield [members], _alone(_pairs(head, [plans[index] for index in members], from_logits, uploads))
+    for (from_logits, by_heads), members in paired.items():
+        of = heads if by_heads else head
+        yield [members], _alone(_pairs(of, [plans[index] for index in members], from_logits, uploads))
+    for top, members in by_token.items():
+        yield [members], _alone(_tokens(head, [plans[index] for index in members], top, uploads))
     for (from_logits, _), members in shared.items():
         if from_logits:
             first = plans[members[0]]
@@ -92,12 +99,21 @@ class _Part:
 def _pairs(
     head: LMHead, plans: Sequence[ReadoutPlan], from_logits: bool, uploads: Uploads
 ) -> Callable[[Tensor], Tensor]:
-    """Prepare the logits, or probabilities over the vocabulary, of items' own labels."""
     own = np.concatenate([plan.label_counts for plan in plans])
     owners = np.arange(len(own)).repeat(own)
     labels = np.concatenate([plan.request.labels for plan in plans])
     pairs = head.pair_logits if from_logits else head.pair_probabilities
     return pairs(owners, labels, uploads)
+
+
+def _tokens(
+    head: LMHead, plans: Sequence[ReadoutPlan], top: int | None, uploads: Uploads
+) -> Callable[[Tensor], Tensor]:
+    tokens = [plan.tokens for plan in plans if plan.tokens is not None]
+    firsts = np.cumsum([0, *(each.reads for each in tokens)])
+    rows = [first + each.rows[each.order] for first, each in zip(firsts, tokens, strict=False)]
+    ids = [each.ids[each.order] for each in tokens]
+    return head.token_logprobs(np.concatenate(rows), np.concatenate(ids), top, uploads)
 
 
 def _alone(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Sequence[Tensor]]:

@@ -1,14 +1,13 @@
 """The tokenizer as a batcher sees it: texts in, token ids out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hiscore.arrays import Outputs
-from hiscore.batching.batched_model import BatchLimits, WholeJobs
+from hiscore.batching.batched_model import BatchLimits, BatchPlan
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.requests.layout import lay_out
+from hiscore.scoring.requests.layout import lay_out, lay_out_labels
 from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.text.encoding_plan import EncodingPlan, TextRequest
 from hiscore.settings import Limits
@@ -29,28 +28,8 @@ def batch_limits(max_queue: int) -> BatchLimits:
     return BatchLimits(MAX_BATCH_BYTES, max_queue, max_alone_cost=MAX_ALONE_BYTES)
 
 
-@dataclass(frozen=True)
-class EncodeStats:
-    """The requests of a batch that could be served, and those whose query was encoded with every item."""
-
-    requests: int
-    full_encodes: int
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {
-            "hiscore_full_encodes_total": self.full_encodes,
-            "hiscore_tokenized_calls_total": self.requests,
-            "hiscore_tokenizer_batches_total": 1,
-        }
-
-
-@dataclass(frozen=True)
-class TextJob:
-    """A request in text. A large one has no plan yet: that is left to the thread that encodes it."""
-
-    request: TextRequest
-    plan: EncodingPlan | None
+TextJob = EncodingPlan | TextRequest
+"""A large request has no plan yet: that is left to the thread that encodes it."""
 
 
 class BatchedTokenizer:
@@ -64,26 +43,25 @@ class BatchedTokenizer:
         tokenizer: TextTokenizer,
         limits: Limits,
         facts: CheckpointFacts,
-        record: Callable[[EncodeStats], None],
+        record: Callable[..., None],
     ) -> None:
-        """Wrap a tokenizer; `record` is called after each batch."""
+        """Wrap a tokenizer; `record` is called after each batch, with what it adds to `COUNTERS`."""
         self._encoder = RequestEncoder(tokenizer, limits, facts)
         self._record = record
 
     def job(self, request: TextRequest) -> TextJob:
-        """Check a request that may become a job."""
         is_small = self._encoder.check(request) <= MAX_ALONE_BYTES
-        return TextJob(request, self._encoder.plan(request) if is_small else None)
+        return self._encoder.plan(request) if is_small else request
 
     def cost(self, job: TextJob) -> int:
         # A large text is a batch of its own.
-        return job.plan.cost if job.plan else MAX_BATCH_BYTES
+        return job.cost if isinstance(job, EncodingPlan) else MAX_BATCH_BYTES
 
-    def plan(self) -> WholeJobs[TextJob]:
-        return WholeJobs(self.cost)
+    def plan(self) -> BatchPlan[TextJob]:
+        return BatchPlan(self.cost)
 
     def launch(self, jobs: list[TextJob]) -> "Iterator[EncodedBatch]":
-        plans = [job.plan or self._plan(job.request) for job in jobs]
+        plans = [job if isinstance(job, EncodingPlan) else self._plan(job) for job in jobs]
         encoded = iter(self._encoder.encode([plan for plan in plans if isinstance(plan, EncodingPlan)]))
         answers = [plan if isinstance(plan, RequestError) else next(encoded) for plan in plans]
         yield EncodedBatch(answers, self._record)
@@ -102,13 +80,7 @@ class BatchedTokenizer:
 
 
 class EncodedBatch:
-    """`LaunchedBatch` of the tokenizer: its work is already done."""
-
-    def __init__(
-        self,
-        encoded: list[TokenizedRequest | RequestError],
-        record: Callable[[EncodeStats], None],
-    ) -> None:
+    def __init__(self, encoded: list[TokenizedRequest | RequestError], record: Callable[..., None]) -> None:
         self._encoded, self._record = encoded, record
 
     def finish(self) -> list[Outputs | RequestError]:
@@ -116,14 +88,17 @@ class EncodedBatch:
 
     def count(self) -> None:
         served = [each for each in self._encoded if isinstance(each, TokenizedRequest)]
-        self._record(EncodeStats(len(served), sum(each.full_encode for each in served)))
+        self._record(
+            hiscore_full_encodes_total=sum(each.full_encode for each in served),
+            hiscore_tokenized_calls_total=len(served),
+            hiscore_tokenizer_batches_total=1,
+        )
 
 
 def outputs(request: TokenizedRequest) -> Outputs:
-    """The response tensors, with Triton's leading batch dimension."""
     input_ids, delimiter_indices = lay_out(request.prompt)
     return {
         "input_ids": input_ids[None],
         "delimiter_indices": delimiter_indices[None],
-        "label_token_ids": request.label_token_ids[None],
+        "label_token_ids": lay_out_labels(request.label_token_ids, request.label_sizes)[None],
     }

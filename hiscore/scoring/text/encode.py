@@ -11,15 +11,17 @@ a query.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, common_prefix
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.requests.adapters import choose, has_heads
 from hiscore.scoring.requests.request import MultiItemPrompt
 from hiscore.scoring.requests.validation import check_prompt
 from hiscore.scoring.text.encoding_plan import EncodingPlan, TextRequest, split_query
+from hiscore.scoring.text.label_contexts import encode_behind
 from hiscore.scoring.text.labels import check_label_inputs, resolve_labels
 from hiscore.settings import Limits
 from hiscore.tokenization.pair_template import PairTemplate
@@ -31,12 +33,14 @@ from hiscore.tokenization.tokenizer import TextTokenizer
 class TokenizedRequest:
     """A validated request in token ids.
 
-    With `full_encode` the whole query had to be encoded with every one of several items.
+    With `full_encode` the whole query had to be encoded with every one of several items. `label_sizes` are those
+    of `resolve_labels`.
     """
 
     prompt: MultiItemPrompt
     label_token_ids: Int32
     full_encode: bool
+    label_sizes: Int32
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,7 @@ class RequestEncoder:
             raise RequestError(f"'items' holds {items} items: at most {limits.max_items} in one call")
         if request.item_first:
             check_item_first(self.tokenizer, self.facts)
-        counts = request.label_counts
-        check_label_inputs(request.labels, request.label_token_ids, limits, self.facts, counts, items)
+        check_label_inputs(request, limits, self._facts_of(request))
         size = _size(request)
         if size > limits.max_text_bytes:
             raise RequestError(
@@ -65,11 +68,7 @@ class RequestEncoder:
         return size
 
     def plan(self, request: TextRequest) -> EncodingPlan:
-        """Split the query of a request that has been checked.
-
-        Raises:
-            RequestError: Too much of the query would be encoded again with each item.
-        """
+        """Split the query of a checked request; raises `RequestError` if too much of it goes with each item."""
         shared, repeated, rule = split_query(self.tokenizer, request)
         items, again = len(request.items), _utf8_length(repeated)
         # A query that cannot be shared is encoded once per item: bound the work as well as the input.
@@ -105,6 +104,11 @@ class RequestEncoder:
             for own_texts, plan in zip(texts, plans, strict=True)
         ]
 
+    def _facts_of(self, request: TextRequest) -> CheckpointFacts:
+        """Facts of the checkpoint under the call's adapters, whose own heads make it a classifier."""
+        chosen = choose(request.adapter, request.item_adapters, len(request.items), self.facts)
+        return replace(self.facts, is_classifier=True) if has_heads(chosen, self.facts) else self.facts
+
     def _check_length(self, request: TextRequest, size: int) -> None:
         """Refuse a text that has more tokens than the context holds, however it is encoded."""
         per_token, context = self.tokenizer.bytes_per_token, self.facts.context_length
@@ -132,19 +136,12 @@ class RequestEncoder:
                 prompt = join_pairs(self.tokenizer.pair, texts, shared, items, request.item_first)
             else:
                 prompt = self._join(shared, rows, request, query_alone)
-            labels = resolve_labels(
-                request.labels,
-                label_ids,
-                request.label_token_ids,
-                self.limits,
-                self.facts,
-                request.label_counts,
-                len(request.items),
-            )
+            behind = encode_behind(self.tokenizer, request, label_ids, self.limits.max_text_bytes)
+            labels, lengths = resolve_labels(request, behind, self.limits, self._facts_of(request))
             check_prompt(prompt, self.limits, self.facts)
         except RequestError as error:
             return error
-        return TokenizedRequest(prompt, labels, plan.full_encode)
+        return TokenizedRequest(prompt, labels, plan.full_encode, lengths)
 
     def _join(
         self, shared: list[int], rows: list[list[int]], request: TextRequest, query_alone: list[int] | None
@@ -159,18 +156,11 @@ class RequestEncoder:
         after = [*shared, *suffix] if request.item_first else [*suffix]
         if after:
             rows = [ids + after for ids in rows]
-        common = _common_prefix_length(rows)
+        common = common_prefix(rows)
         if len(request.items) == 1:
-            common = 0 if query_alone is None else _common_prefix_length([query_alone, rows[0]])
+            common = 0 if query_alone is None else common_prefix([query_alone, rows[0]])
         query = before + rows[0][:common]
         return MultiItemPrompt.of(query, [ids[common:] for ids in rows] if request.items else [])
-
-
-def _common_prefix_length(rows: Sequence[list[int]]) -> int:
-    """Count the leading ids that all rows share: those of the first and the last in lexicographic order."""
-    low, high = min(rows), max(rows)
-    shortest = min(len(low), len(high))
-    return next((index for index in range(shortest) if low[index] != high[index]), shortest)
 
 
 def _size(request: TextRequest) -> int:
@@ -198,11 +188,7 @@ def join_pairs(
     item_ids: Sequence[Sequence[int]],
     item_first: bool,
 ) -> MultiItemPrompt:
-    """Join texts that were encoded each by itself.
-
-    Raises:
-        RequestError: The wire layout has no place for an empty item of this tokenizer.
-    """
+    """Join texts that were encoded each by itself; raises `RequestError` for an empty item that has no place."""
     try:
         return MultiItemPrompt.of(*template.join(*request_texts, query_ids, item_ids, item_first))
     except ValueError as error:

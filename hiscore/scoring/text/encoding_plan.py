@@ -16,6 +16,8 @@ class TextRequest:
         query: Valid Unicode, like all texts here: no lone surrogates.
         label_token_ids: int32 [labels].
         text_bytes: UTF-8 bytes of all texts; None if they have not been counted.
+        label_lengths: Tokens of each label in `label_token_ids`; None: one each.
+        by_bytes: Scores are normalized by the labels' bytes.
     """
 
     query: str
@@ -25,6 +27,10 @@ class TextRequest:
     item_first: bool = False
     text_bytes: int | None = None
     label_counts: Sequence[int] | None = None
+    label_lengths: Sequence[int] | None = None
+    by_bytes: bool = False
+    adapter: str = ""
+    item_adapters: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)

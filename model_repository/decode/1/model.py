@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from hiscore.arrays import Outputs
 from hiscore.decoding.engine.engine import DecodeEngine
 from hiscore.decoding.engine.intake import DecodeRequest, PromptReader, RequestIntake
 from hiscore.decoding.engine.response_sender import ResponseSender
-from hiscore.decoding.engine.stats import COUNTERS, GAUGES, EngineStats, StatsFeed, descriptions
+from hiscore.decoding.engine.stats import COUNTERS, GAUGES, EngineStats, StatsFeed
 from hiscore.decoding.engine.times import HISTOGRAMS
 from hiscore.decoding.requests.generation_config import describe, read_defaults
 from hiscore.decoding.requests.grammar import GrammarCompiler
@@ -22,7 +24,7 @@ from hiscore.decoding.requests.vllm_inputs import answer_shape, merge_parameters
 from hiscore.decoding.worker.build import make_worker
 from hiscore.device.loss import end_if_device_is_lost
 from hiscore.edge.feeds import ErrorsFeed, Exporter, histogram_feeds
-from hiscore.edge.metrics import Counters, Gauges, Rejects
+from hiscore.edge.metrics import Rejects, TritonMetrics
 from hiscore.edge.start import read_start
 from hiscore.edge.triton_io import ReplyTo, caller_timeout_s, error_log, flag, parameters, string, tensor
 from hiscore.errors import to_request_error
@@ -78,10 +80,11 @@ class TritonPythonModel:
             on_failure=end_if_device_is_lost,
             on_death=self.exit,
             board=self.board,
+            overlap=device.type == "cuda",
         )
         self.intake = RequestIntake(prompts, self.engine.submit, self.sender.put)
-        counters, gauges = Counters(descriptions(COUNTERS), labels), Gauges(descriptions(GAUGES), labels)
-        stats = StatsFeed(self.stats, counters.add, gauges.set, Rejects(labels).add)
+        counters, gauges = TritonMetrics(COUNTERS, labels), TritonMetrics(GAUGES, labels, gauges=True)
+        stats = StatsFeed(self.stats, counters.set, gauges.set, Rejects(labels).raise_to)
         histograms = histogram_feeds(HISTOGRAMS, labels, self.engine.times)
         self.exporter = Exporter([stats, ErrorsFeed(labels, error_log), *histograms], labels)
         self.queue_timeout_s = settings.queue_timeout_s
@@ -91,12 +94,12 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             try:
-                decode_request = self.read(request)
+                decode_request, shape = self.read(request)
             except Exception as error:
                 self.sender.put(self.sender.open(ReplyTo.of(request)), to_request_error(error))
             else:
                 whole = not decode_request.params.stream
-                stream = self.sender.open(ReplyTo.of(request), whole, decode_request.shape)
+                stream = self.sender.open(ReplyTo.of(request), whole, shape)
                 self.intake.accept(decode_request, stream)
         self.board.wait_for_turn()
 
@@ -111,7 +114,7 @@ class TritonPythonModel:
         thaw()
         resources.close()
 
-    def read(self, request: Any) -> DecodeRequest:
+    def read(self, request: Any) -> tuple[DecodeRequest, Callable[[Outputs], Outputs]]:
         given = merge_parameters(
             parameters(request), string(request, "sampling_parameters"), flag(request, "stream")
         )
@@ -120,14 +123,9 @@ class TritonPythonModel:
         of_shape = ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
         shape = answer_shape(text, params.stream, *(flag(request, name) for name in of_shape))
         now = time.monotonic()
-        return DecodeRequest(
-            None if ids is None else ids.astype(np.int32),
-            text,
-            params,
-            deadline=now + caller_timeout_s(request),
-            start_by=now + self.queue_timeout_s,
-            shape=shape,
-        )
+        ids = None if ids is None else ids.astype(np.int32)
+        deadline, start_by = now + caller_timeout_s(request), now + self.queue_timeout_s
+        return DecodeRequest(ids, text, params, deadline, start_by), shape
 
     def stats(self) -> EngineStats:
         stats = self.engine.stats()

@@ -8,9 +8,10 @@ import torch
 from hiscore.batching.batched_model import BatchLimits
 from hiscore.batching.batcher import Batcher
 from hiscore.edge.feeds import CountsFeed, Exporter, batcher_feeds
-from hiscore.edge.metrics import Counters
+from hiscore.edge.metrics import TritonMetrics
 from hiscore.edge.start import read_start
 from hiscore.edge.triton_io import error_log, serve
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.parallel.leader import lead
 from hiscore.parallel.start import devices_of, freeze, load_on, log_as, thaw, use
 from hiscore.scoring.batched_scorer import DEFAULT_BATCH_TOKENS, BatchedScorer
@@ -37,6 +38,11 @@ class TritonPythonModel:
         start = read_start(ScorerSettings, args)
         self.settings = settings = start.settings
         device = torch.device(start.instance.device)
+        if settings.adapters and device.type == "cuda":
+            # Their kernels were compiled, and have run in an interpreter alone: tests/gpu/test_adapters_gpu.py.
+            raise UnsupportedCheckpoint(
+                "adapters are computed on a CPU alone: set DEVICE=cpu or ADAPTERS=off"
+            )
         use(device, start.instance.of)
         self.resources = start.resources()
         leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
@@ -52,11 +58,12 @@ class TritonPythonModel:
             settings.max_context,
             self.resources,
             leader,
+            settings.adapter_directories,
         )
         self.scorer = load_on(device, load)
         # The device tells the instances apart.
         labels = start.labels | {"device": start.instance.name}
-        self.counts = CountsFeed(Counters(COUNTERS, labels))
+        self.counts = CountsFeed(TritonMetrics(COUNTERS, labels))
         board = LoadBoard(start.directory, start.name)
         self.batcher: Batcher[ScoreRequest] = Batcher(
             BatchedScorer(self.scorer, self.record),

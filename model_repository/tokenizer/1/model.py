@@ -4,7 +4,7 @@ from typing import Any
 
 from hiscore.batching.batcher import Batcher
 from hiscore.edge.feeds import CountsFeed, Exporter, batcher_feeds
-from hiscore.edge.metrics import Counters
+from hiscore.edge.metrics import TritonMetrics
 from hiscore.edge.start import read_start
 from hiscore.edge.triton_io import error_log, parameters, serve
 from hiscore.models.facts import read_facts
@@ -13,7 +13,6 @@ from hiscore.scoring.requests.options import parse_options
 from hiscore.scoring.text.batched_tokenizer import (
     COUNTERS,
     BatchedTokenizer,
-    EncodeStats,
     TextJob,
     batch_limits,
 )
@@ -27,10 +26,10 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         start = read_start(TokenizerSettings, args)
         self.settings = settings = start.settings
-        self.counts = CountsFeed(Counters(COUNTERS, start.labels))
-        facts = read_facts(start.checkpoint, settings.max_context)
-        tokenizer = load_tokenizer(start.checkpoint, facts.is_encoder)
-        self.tokenizer = BatchedTokenizer(tokenizer, settings, facts, self.record)
+        self.counts = CountsFeed(TritonMetrics(COUNTERS, start.labels))
+        facts = read_facts(start.checkpoint, settings.max_context, settings.adapter_directories)
+        tokenizer = load_tokenizer(start.checkpoint, facts.joins_pairs)
+        self.tokenizer = BatchedTokenizer(tokenizer, settings, facts, self.counts.add)
         self.batcher: Batcher[TextJob] = Batcher(self.tokenizer, batch_limits(settings.max_queue))
         feeds = batcher_feeds(start.labels, self.batcher.totals, error_log)
         self.exporter = Exporter([self.counts, *feeds], start.labels)
@@ -41,10 +40,6 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self.batcher.close()
         self.exporter.close()
-
-    def record(self, stats: EncodeStats) -> None:
-        """Count a batch."""
-        self.counts.add(**stats.counts)
 
     def read(self, request: Any) -> TextJob:
         return self.tokenizer.job(read_text(request, parse_options(parameters(request))))

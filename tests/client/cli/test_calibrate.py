@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hiscore.api.decisions.calibration import read_calibration
+from hiscore_client.cli import calibrate as module
 from tests.client.cli.command import run
 from tests.support.http_server import Asked, answering
 
@@ -62,8 +63,9 @@ def calibrate(api: FakeApi, lines: list[Any], *args: str) -> tuple[int, str, str
 
 def test_temperatures_are_fitted_and_reported(api: FakeApi, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
-    code, report, _ = calibrate(api, LINES * 5, "--out", str(out), "--api-key", "mine")
+    code, report, warned = calibrate(api, LINES * 5, "--out", str(out), "--api-key", "mine")
     assert code == 0
+    assert "10 questions of type choice are few to fit T on" in warned
     assert "choice" in report
     assert "predicate" in report
     assert len(api.requests) == 10
@@ -80,8 +82,10 @@ def test_temperatures_are_fitted_and_reported(api: FakeApi, tmp_path: Path) -> N
     assert set(read_calibration(out)) == {"choice", "predicate", "score"}
 
 
-def test_debias_is_passed_on(api: FakeApi) -> None:
-    assert calibrate(api, LINES, "--debias", "rotations")[0] == 0
+def test_debias_is_passed_on(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENOUGH", 1)
+    code, _, warned = calibrate(api, LINES, "--debias", "rotations")
+    assert (code, "few" in warned) == (0, False)
     assert api.requests[0][1]["debias"] == "rotations"
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hiscore_client.cli import port_hint as module
-from hiscore_client.cli.port_hint import port_hint
+from hiscore_client.cli import exits as module
+from hiscore_client.cli.exits import port_hint
 from tests.client.cli.command import run
 from tests.support.http_server import answering
 

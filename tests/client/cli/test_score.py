@@ -5,19 +5,15 @@ import io
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-import hiscore_client
-from hiscore_client.cli import show
+from hiscore_client.cli import offline, show
 from tests.client.cli.command import COMMAND, lines, run, run_process
 from tests.client.faulty_server import FaultyServer, abort, checksum, until_cancelled, when
 from tests.support.processes import start_heeding_sigint
@@ -108,7 +104,7 @@ BAD = [
     (b'{"items": []}', "needs 'query', a string"),
     (b'{"query": "q", "items": "apple"}', "needs 'items', a list of strings"),
     (b'{"query": "q", "items": [1]}', "'items' at place 0 must be a string, not int"),
-    (b'{"query": "q", "items": [], "lables": []}', "unknown key 'lables'"),
+    (b'{"query": "q", "items": [], "lables": [], "id": 2}', "unknown key 'lables'"),
     (b'{"query": "q", "items": ["\xff"]}', "'items' at place 0 is not valid Unicode"),
 ]
 
@@ -122,6 +118,7 @@ def test_a_bad_record_has_an_error_in_its_place_and_the_others_go_on(
     assert done.returncode == 2
     first, bad, last = lines(done.stdout)
     assert (first["id"], last["id"]) == ("1", "3")
+    assert bad.get("id") == (2 if b'"id": 2' in line else None)
     assert bad["error"]["type"] == "InvalidRequest"
     assert message in bad["error"]["message"]
     assert message.encode() in done.stderr
@@ -203,64 +200,35 @@ def test_wait_ready(url: str, dead_url: str, server: FaultyServer) -> None:
     assert run("wait-ready", "--timeout", f"{TIMEOUT_S}", url=url).returncode == 1
 
 
-def on_terminal(
-    *args: str,
-    url: str,
-    pipe_stdout: bool = False,
-    tells_progress: bool = True,
-    watch: Callable[[bytes], None] = lambda shown: None,
-) -> tuple[str, str]:
-    """Run with a terminal as stderr, and as stdout unless that is a pipe; return what the two showed.
+def on_terminal(*args: str, url: str, tells_progress: bool = True) -> str:
+    """Run with a terminal as stdout and stderr; return what it showed.
 
     tells_progress: False: stderr is nothing, or what takes more than a second would be seen on the terminal, too.
     """
     master, slave = pty.openpty()
     environment = {**os.environ, "HISCORE_URL": url, "COLUMNS": "100", "TERM": "xterm"}
-    stdout = subprocess.PIPE if pipe_stdout else slave
     stderr = slave if tells_progress else subprocess.DEVNULL
     with subprocess.Popen(
-        [*COMMAND, *args], stdin=slave, stdout=stdout, stderr=stderr, env=environment
+        [*COMMAND, *args], stdin=slave, stdout=slave, stderr=stderr, env=environment
     ) as process:
         os.close(slave)
         shown = b""
         try:
             while part := os.read(master, 65536):
                 shown += part
-                watch(shown)
         except OSError:
             pass  # Linux's way to say that the other end of a terminal has closed.
-        piped = process.stdout.read() if process.stdout else b""
         assert process.wait(timeout=TIMEOUT_S) == 0
     os.close(master)
-    return shown.decode(), piped.decode()
+    return shown.decode()
 
 
 @pytest.mark.slow
 def test_people_get_a_table_with_texts_as_they_are(url: str) -> None:
-    shown, _ = on_terminal("score", *QUESTION, "apple", "[bold]brackets[/nonsense]", url=url)
+    shown = on_terminal("score", *QUESTION, "apple", "[bold]brackets[/nonsense]", url=url)
     (score, _) = expected("fruit?", ["apple"])[0]
     texts = "fruit?", '" Yes"', '" No"', "apple", "[bold]brackets[/nonsense]", f"{score:.6g}", "prompt tokens"
     assert [text for text in texts if text not in shown] == []
-
-
-@pytest.mark.slow
-def test_json_on_a_terminal_when_asked_for(url: str) -> None:
-    as_json, _ = on_terminal("score", "--json", *QUESTION, "apple", url=url, tells_progress=False)
-    assert json.loads(as_json)["scores"] == expected("fruit?", ["apple"])
-
-
-@pytest.mark.slow
-def test_long_work_shows_a_bar_on_stderr_and_leaves_stdout_alone(url: str, server: FaultyServer) -> None:
-    bar_shown = threading.Event()
-    server.faults.append(when(bar_shown.is_set))
-
-    def watch(shown: bytes) -> None:
-        if b"0/2 items" in re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown):
-            bar_shown.set()
-
-    _, piped = on_terminal("score", *QUESTION, "apple", "pear", url=url, pipe_stdout=True, watch=watch)
-    assert bar_shown.is_set()
-    assert json.loads(piped)["scores"] == expected("fruit?", ["apple", "pear"])
 
 
 @pytest.mark.parametrize(
@@ -328,6 +296,12 @@ def test_an_interrupt_while_packages_are_imported_is_quiet(tmp_path: Path) -> No
         assert process.stderr.read() == b""
 
 
-def test_the_version_needs_no_server(dead_url: str) -> None:
-    done = run("--version", url=dead_url)
-    assert (done.returncode, done.stdout.decode()) == (0, f"hiscore {hiscore_client.__version__}\n")
+def test_shells_can_complete_it(dead_url: str) -> None:
+    assert b"--install-completion" in run("--help", url=dead_url).stdout
+
+
+def test_a_job_without_a_server_is_told_so(url: str, dead_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline, "ANSWER_SECONDS", 0.2)
+    assert not offline._answers([dead_url])
+    monkeypatch.setattr(offline, "ANSWER_SECONDS", TIMEOUT_S)
+    assert offline._answers([url])

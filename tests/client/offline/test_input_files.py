@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def test_an_item_may_stand_alone_and_what_is_no_call_says_why(tmp_path: Path) ->
     wrong = {
         b'{"item": "b", "id": 2}': "needs 'q', a string",
         b'{"q": "a", "item": 3}': "needs 'item'",
+        b'{"q": "a", "item": "b"}': "needs 'id', its id",
         b"no": "not JSON",
         b"[1]": "must be a JSON object",
         b'{"q": "\xff"': "not JSON",
@@ -114,8 +116,8 @@ def test_an_item_may_stand_alone_and_what_is_no_call_says_why(tmp_path: Path) ->
     (shard,) = plan_shards([scan_file(path, path.name, task)], task.rows_per_shard)
     first, *bad = read_shard(path, shard, task)
     assert (first.id, first.call) == ([1], ScoreRecord("a", ["b"]))
-    assert [row.id for row in bad] == [2, None, None, None, None, None]
-    assert [row.number for row in bad] == [1, 2, 3, 4, 5, 6]
+    assert [row.id for row in bad] == [2, None, None, None, None, None, None]
+    assert [row.number for row in bad] == [1, 2, 3, 4, 5, 6, 7]
     for row, message in zip(bad, wrong.values(), strict=True):
         assert isinstance(row.call, InvalidRequest)
         assert message in str(row.call)
@@ -143,6 +145,7 @@ def test_no_file_is_passed_over_in_silence(tmp_path: Path, names: tuple[str, ...
         find_files(tmp_path)
 
 
+@pytest.mark.slow
 def test_parquet_that_cannot_be_read_or_lacks_a_column(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"query": ["a"], "items": ["b"]}), path)
@@ -152,3 +155,16 @@ def test_parquet_that_cannot_be_read_or_lacks_a_column(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(InvalidRequest, match=r"cannot read the input file 'in.parquet'"):
         scan_file(path, path.name, Task())
+
+
+@pytest.mark.parametrize(
+    ("first", "known"), [('{"id": null}', True), ("[1]", True), ('{"query": "q"}', False)]
+)
+def test_lines_whose_first_lacks_the_column_of_ids_are_refused(
+    first: str, known: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(f'\n{first}\n{{"id": 2}}\n')
+    with nullcontext() if known else pytest.raises(InvalidRequest, match=r"has no 'id' \(--id-column\)"):
+        assert scan_file(path, path.name, Task(id_column="id")).rows == 2
+    assert scan_file(path, path.name, Task()).rows == 2

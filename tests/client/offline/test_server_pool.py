@@ -29,6 +29,7 @@ class FakeClient:
 
     def score(self, *args: Any, **options: Any) -> ScoreResult:
         self.world.tried.append((self, self.world.now))
+        self.world.options = options
         self.world.now += self.world.seconds
         if self.failures:
             raise self.failures.pop(0)
@@ -45,6 +46,7 @@ class World:
         self.now = 0.0
         self.seconds = seconds
         self.tried: list[tuple[FakeClient, float]] = []
+        self.options: dict[str, Any] = {}
 
     def wait(self, seconds: float) -> bool:
         self.now += seconds
@@ -58,7 +60,8 @@ class World:
 
     def score(self, *clients: FakeClient, server_timeout: float = 600.0, first: int = 0) -> ScoreResult:
         options = RunOptions(tuple("host:1" for _ in clients), server_timeout=server_timeout)
-        with ServerPool(Task(labels=("x",)), options, first, lambda: self.now) as pool:
+        task = Task(labels=("x",), log_scores=True, normalize="bytes")
+        with ServerPool(task, options, first, lambda: self.now) as pool:
             for client in pool._clients:
                 client.close()
             pool._clients, pool._closed = list(clients), self  # type: ignore[assignment]
@@ -70,6 +73,13 @@ def _pauses_of_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = RetryPolicy(first_pause=10.0, longest_pause=10.0)
     monkeypatch.setattr(RetryPolicy, "pause", lambda self, failures: self.longest_pause)
     monkeypatch.setattr(server_pool, "BACKOFF", policy)
+
+
+def test_a_record_is_scored_as_the_task_says() -> None:
+    world = World()
+    world.score(FakeClient(world))
+    asked = {name: world.options[name] for name in ("labels", "log_scores", "normalize")}
+    assert asked == {"labels": ["x"], "log_scores": True, "normalize": "bytes"}
 
 
 def test_the_timeout_counts_from_the_first_failure_and_no_pause_outlasts_it() -> None:

@@ -1,5 +1,6 @@
 """The application: which routes there are, and what is served beside them."""
 
+import re
 import shutil
 import sys
 from contextlib import nullcontext
@@ -52,6 +53,18 @@ def test_without_a_scorer_nothing_is_scored(make_client: MakeClient) -> None:
     assert "/v1/score" not in client.get("/openapi.json").json()["paths"]
 
 
+def test_the_page_may_do_no_more_than_it_does(client: TestClient, make_client: MakeClient) -> None:
+    reply = client.get("/")
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"(?:src|href)=.?(?:https?:)?//", reply.text), "it needs another host"
+    without = make_client(api_page=False)
+    assert without.get("/").status_code == 404
+    assert "/" not in without.get("/openapi.json").json()["paths"]
+
+
 def test_keys_are_asked_for_where_there_is_something_to_protect(
     make_client: MakeClient, tmp_path: Path
 ) -> None:
@@ -95,17 +108,6 @@ def test_a_checkpoint_without_a_tokenizer_takes_token_ids(
     assert "no tokenizer" in reply.text
 
 
-def test_a_model_without_a_chat_template_is_asked_for_completions(
-    make_client: MakeClient, checkpoint: Path, tmp_path: Path
-) -> None:
-    bare = shutil.copytree(checkpoint, tmp_path / "bare", ignore=shutil.ignore_patterns("*.jinja"))
-    client = make_client(checkpoint=bare)
-    reply = client.post("/v1/chat/completions", json={"messages": MESSAGES})
-    assert reply.status_code == 400
-    assert "no chat template: use /v1/completions" in reply.text
-    assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
-
-
 RERANK: dict[str, Any] = {"query": "a", "documents": ["b"]}
 NO_LABELS = replace(families.DEFAULT, labels=("Absolutely", "No"))
 SCORE = {"query": "a", "items": ["b"], "label_token_ids": [1]}
@@ -141,7 +143,7 @@ def test_what_ranks_nothing_serves_the_rest(
         assert (reply.status_code, says in reply.text) == (400, True), reply.text
     assert client.post("/v1/score", json=SCORE).status_code == 200
     assert "rerank requests are refused" in caplog.text
-    # What was asked for and cannot be is an error of CHECK=1; the server starts all the same.
+    # What was asked for and cannot be is an error before a start; a restart of the API alone serves the rest.
     with (
         pytest.raises(ValueError, match=r"PROMPT_TEMPLATE|same token")
         if any(settings.values())
@@ -204,7 +206,7 @@ def test_a_check_makes_the_application_and_serves_nothing(
     assert main() == code
     said = capfd.readouterr().err
     assert ("the same token" in said) == bool(code)
-    assert ("set PROMPT_LABELS" in said) == (labels == "")
+    assert ("set PROMPT_LABELS to two" in said) == (labels == "")
 
 
 @pytest.mark.parametrize(

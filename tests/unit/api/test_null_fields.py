@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from tests.client.faulty_server import FaultyServer
 from tests.support.api_bodies import CASES, MESSAGES, PAIRS, RERANK
+from tests.support.tiers import first_of
 from tests.unit.api.conftest import schema_of
 
 NAMES = [f"{path}-{index}" for index, (path, _) in enumerate(CASES)]
@@ -64,7 +65,7 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), NESTED, ids=range(len(NESTED)))
+@pytest.mark.parametrize(("path", "body"), first_of(*NESTED, others=pytest.mark.slow), ids=range(len(NESTED)))
 def test_within_a_field_it_may_be_null_too(
     client: TestClient, models: FaultyServer, description: Any, path: str, body: dict[str, Any]
 ) -> None:

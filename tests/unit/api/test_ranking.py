@@ -26,7 +26,8 @@ def ranked(client: TestClient, models: FaultyServer) -> TestClient:
 
     def change(outputs: dict[str, np.ndarray]) -> None:
         count = outputs["scores"].shape[1]
-        outputs["scores"] = np.array([[[p, 1 - p] for p in P[:count]]], np.float32)
+        # Logits that any number may be added to.
+        outputs["scores"] = np.array([[[logit + 7, 7] for logit in LOGITS[:count]]], np.float32)
 
     models.change = change
     return client
@@ -57,6 +58,9 @@ def as_rankings(answer: Any) -> Found:
         ("/v1/rerank", {"query": "q", "documents": [{"text": t, "id": 7} for t in DOCUMENTS]}, as_results, P),
         ("/rerank", {"query": "q", "texts": DOCUMENTS}, as_ranks, P),
         ("/rerank", {"query": "q", "texts": DOCUMENTS, "raw_scores": True}, as_ranks, LOGITS),
+        ("/v1/rerank", {**ALL, "raw_scores": True}, as_results, LOGITS),
+        ("/v2/rerank", {**ALL, "use_activation": False}, as_results, LOGITS),
+        ("/v1/rerank", {**ALL, "use_activation": True, "raw_scores": False}, as_results, P),
         (
             "/v1/ranking",
             {**PASSAGES, "passages": [{"text": text} for text in DOCUMENTS]},
@@ -213,8 +217,7 @@ def test_an_instruction_by_sglangs_name(client: TestClient, models: FaultyServer
 @pytest.mark.parametrize(
     ("path", "body", "name", "usual"),
     [
-        ("/v1/rerank", ONE, "use_activation", True),
-        ("/score", {"text_1": "q", "text_2": "a"}, "use_activation", True),
+        ("/v1/rerank", {**ONE, "raw_scores": False}, "use_activation", True),
         ("/v1/score", BODIES["/v1/score"][0], "return_pooled_hidden_states", False),
     ],
 )
@@ -225,3 +228,21 @@ def test_what_other_servers_do_by_default_is_taken(
     reply = client.post(path, json={**body, name: not usual})
     assert reply.status_code == 400
     assert name in reply.text
+
+
+def test_labels_of_several_tokens_are_compared_by_their_logarithms(
+    make_client: Callable[..., TestClient], models: FaultyServer
+) -> None:
+    def logarithms(outputs: dict[str, np.ndarray]) -> None:
+        outputs["scores"] = np.array([[[-7.0, -5.0], [-90.0, -91.0]]], np.float32)
+
+    models.change = logarithms
+    client = make_client(prompt_labels="a fruit indeed,no")
+    body = {"query": "a fruit", "documents": ["a hammer", "an apple"]}
+    results = post(client, "/v1/rerank", body)["results"]
+    found = {each["index"]: each["relevance_score"] for each in results}
+    assert found == pytest.approx({0: 1 / (1 + np.exp(2)), 1: 1 / (1 + np.exp(-1))})
+    sent = models.requests[-1].parameters
+    assert sent["log_scores"].bool_param
+    assert sent["label_lengths"].string_param == "[6, 2]"
+    assert "raw_logits" not in sent

@@ -1,6 +1,7 @@
 """Attention in both directions in PyTorch against a dense mask."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,19 +16,25 @@ HEADS, HEAD_DIM = 3, 8
 LENGTHS = [5, 17, 5, 1, 40, 17, 2]
 
 
-@pytest.mark.parametrize("reads_all", [False, True])
+@pytest.mark.parametrize("reads", ["first", "last", "all"])
 @pytest.mark.parametrize(
     ("reach", "terms"),
-    [(None, ""), (4, ""), (None, "keys"), (None, "queries"), (None, "both"), (None, "biases")],
+    [
+        *[(None, ""), (4, ""), (None, "keys"), (None, "queries"), (None, "both"), (None, "biases")],
+        *[(None, "causal"), (4, "causal")],
+    ],
 )
 def test_attention_equals_the_dense_mask(
-    reach: int | None, terms: str, reads_all: bool, monkeypatch: pytest.MonkeyPatch
+    reach: int | None, terms: str, reads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bidirectional_torch, "MAX_WEIGHTS", 1_000)  # several batches of one length
     rows, relative = random_relative(HEADS, 10, HEAD_DIM, 64, terms)
-    shape = BidirectionalShape(HEADS, HEAD_DIM, 0.3, (reach, reach), rows if terms else None)
+    causal = terms == "causal"
+    shape = BidirectionalShape(
+        HEADS, HEAD_DIM, 0.3, (reach, reach), rows if terms and not causal else None, causal
+    )
     attention = TorchBidirectionalAttention(shape)
-    for forward in forwards_of(LENGTHS, 50, PairRules(reads_all=reads_all)):
+    for forward in forwards_of(LENGTHS, 50, PairRules(reads=reads)):
         attention.plan(forward)
         qkv = torch.randn(len(forward.input_ids), 3 * HEADS * HEAD_DIM)
         expected = dense_pairs(forward, shape, 0, qkv, relative)
@@ -47,6 +54,7 @@ def test_control_another_reach_or_a_missing_term_fails() -> None:
     both = replace(near, reaches=(None, None), relative_rows=rows)
     wrongs = [
         (near, None, replace(near, reaches=(5, None)), None),
+        (near, None, replace(near, causal=True), None),
         (both, relative, both, replace(relative, keys=None)),
         (both, relative, both, replace(relative, queries=None)),
         (both, relative, replace(both, relative_rows=rows.flip(0)), relative),

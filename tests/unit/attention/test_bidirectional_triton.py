@@ -1,6 +1,7 @@
 """The kernel of attention in both directions against a dense mask; without a GPU in Triton's interpreter."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from hiscore.attention.tile_inputs import max_tiles
 from hiscore.prefill.encoder_cuda_runner import EncoderLayout
 from hiscore.scoring.packing.pairs import PairRules
 from tests.support.dense_pairs import dense_pairs, forwards_of, random_relative
-from tests.support.fixed_sums import fix_sums
 from tests.support.layers import DEVICE, random
 
 LENGTHS = [5, 33, 64, 1, 80, 17, 2]
@@ -37,25 +37,28 @@ def on_device(relative: RelativeProjections) -> RelativeProjections:
 
 
 @pytest.mark.parametrize(
-    ("reach", "terms", "head_dim", "reads_all"),
+    ("reach", "terms", "head_dim", "reads"),
     [
-        pytest.param(None, "", 16, False, id="plain"),
-        pytest.param(7, "", 24, True, id="near-and-odd"),
-        pytest.param(None, "both", 16, True, id="disentangled"),
-        pytest.param(None, "biases", 16, True, id="biases"),
-        pytest.param(40, "", 16, False, id="farther-than-a-block", marks=pytest.mark.slow),
-        pytest.param(None, "keys", 16, False, id="keys-alone", marks=pytest.mark.slow),
-        pytest.param(None, "queries", 16, False, id="queries-alone", marks=pytest.mark.slow),
+        pytest.param(None, "", 16, "first", id="plain"),
+        pytest.param(7, "", 24, "all", id="near-and-odd"),
+        pytest.param(None, "both", 16, "all", id="disentangled"),
+        pytest.param(7, "", 16, "last", id="near-and-last"),
+        pytest.param(None, "biases", 16, "all", id="biases"),
+        pytest.param(None, "causal", 16, "all", id="causal"),
+        pytest.param(7, "causal", 16, "last", id="causal-and-near", marks=pytest.mark.slow),
+        pytest.param(40, "", 16, "first", id="farther-than-a-block", marks=pytest.mark.slow),
+        pytest.param(None, "keys", 16, "first", id="keys-alone", marks=pytest.mark.slow),
+        pytest.param(None, "queries", 16, "first", id="queries-alone", marks=pytest.mark.slow),
     ],
 )
-def test_attention_equals_the_dense_mask(
-    reach: int | None, terms: str, head_dim: int, reads_all: bool
-) -> None:
+def test_attention_equals_the_dense_mask(reach: int | None, terms: str, head_dim: int, reads: Any) -> None:
     heads = 2
     rows, relative = random_relative(heads, 12, head_dim, 100, terms)
-    shape = BidirectionalShape(heads, head_dim, 0.3, (reach, reach), rows.to(DEVICE) if terms else None)
+    causal = terms == "causal"
+    tables = rows.to(DEVICE) if terms and not causal else None
+    shape = BidirectionalShape(heads, head_dim, 0.3, (reach, reach), tables, causal)
     attention = TritonBidirectionalAttention(shape, torch.float32, multiprocessors=3)
-    for forward in forwards_of(LENGTHS, 110, PairRules(reads_all=reads_all)):
+    for forward in forwards_of(LENGTHS, 110, PairRules(reads=reads)):
         count = len(forward.input_ids)
         prepare(attention, forward, count + 5)  # with padding, whose keys and values are never to be read
         qkv = random(count + 5, 3 * heads * head_dim, seed=count)
@@ -67,11 +70,6 @@ def test_attention_equals_the_dense_mask(
         scored = torch.from_numpy(forward.scored_rows)
         last = attention.attend(1, qkv, on_device(relative)).cpu()[scored]
         torch.testing.assert_close(last.double(), expected[scored], atol=1e-5, rtol=0)
-
-
-@pytest.fixture
-def fixed_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    fix_sums(monkeypatch)
 
 
 @pytest.mark.slow

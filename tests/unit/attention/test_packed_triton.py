@@ -19,7 +19,6 @@ from hiscore.scoring.packing.packing import pack, pool_reserve
 from hiscore.scoring.packing.query_cache import QueryCache
 from hiscore.scoring.requests.query_key import PAGE
 from tests.support.dense import dense_attention
-from tests.support.fixed_sums import fix_sums
 from tests.support.layers import DEVICE, random
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiers import first_of
@@ -70,11 +69,6 @@ def test_attention_equals_the_dense_mask(
         scored = torch.from_numpy(forward.scored_rows)
         last = attention.attend(1, qkv.flatten(1).contiguous(), pool).cpu()[scored]
         torch.testing.assert_close(last.double(), expected[scored], atol=1e-5, rtol=0)
-
-
-@pytest.fixture
-def fixed_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    fix_sums(monkeypatch)
 
 
 @pytest.mark.slow

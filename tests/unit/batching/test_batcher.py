@@ -2,22 +2,24 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
 from hiscore.batching import waiting
-from hiscore.batching.batched_model import BatchLimits, Part, QueuedRequest, WholeJobs
+from hiscore.batching.batched_model import BatchLimits, BatchPlan, Part
 from hiscore.batching.batcher import Batcher
 from hiscore.batching.launch_pace import LaunchPace
 from hiscore.errors import Code, RequestError
+from tests.support.batch_model import FOREVER, Batch, BatchModel
 from tests.support.timeouts import TIMEOUT_S, wait_until
 
-FOREVER = float("inf")
+submit = BatchModel.submit
 CANNOT_BE_JOINED, LOSES_ITS_ANSWER, MUTE = 801, 802, 803
 
 
-class Plan(WholeJobs[int]):
+class Plan(BatchPlan[int]):
     """One job has two parts."""
 
     def take(self, job: int, done: int, room: int, at_least_one: bool) -> Part[int] | None:
@@ -26,44 +28,41 @@ class Plan(WholeJobs[int]):
         return super().take(job, done, room, at_least_one)
 
 
-class Device:
+class Device(BatchModel):
     """A model whose jobs are numbers, their own cost; the test decides when a batch is done."""
 
     def __init__(self, async_launch: bool) -> None:
-        self.async_launch = async_launch
-        self.between = 0
-        self.launched: list[list[int]] = []
+        super().__init__(async_launch)
         self.done: list[threading.Semaphore] = []
-        self.answers: dict[int, object] = {}
-        self.answered_twice: list[int] = []
         self.alone: set[int] = set()
-        self.cancelled: set[int] = set()
-        self.counted: list[list[int]] = []
         self.failures: list[Exception] = []
-        self.changed = threading.Condition()
         self.may_launch = threading.Event()
         self.may_launch.set()
 
     def cost(self, job: int) -> int:
         return job
 
-    def plan(self) -> WholeJobs[int]:
+    def plan(self) -> BatchPlan[int]:
         return Plan(self.cost)
 
     def join(self, job: int, answers: Sequence[object]) -> object:
         assert (job, answers) == (CANNOT_BE_JOINED, [40, 40])
         raise ValueError("the parts do not fit together")
 
-    def launch(self, jobs: list[int]) -> "Iterator[Batch]":
+    def launch(self, jobs: list[int]) -> Iterator[Batch]:
         if 13 in jobs:
             raise ValueError("unlucky launch")
-        batch = Batch(self, jobs)
-        with self.changed:
-            self.launched.append(jobs)
-            self.done.append(batch.done)
-            self.changed.notify_all()
+        done = threading.Semaphore(0)
+        self.done.append(done)
+        self.note_launch(jobs)
         assert self.may_launch.wait(TIMEOUT_S)
-        yield batch
+        yield CheckedBatch(self, jobs, partial(done.acquire, timeout=TIMEOUT_S))
+
+    def answers_of(self, jobs: list[int]) -> Sequence[object]:
+        if 17 in jobs:
+            raise ValueError("unlucky finish")
+        answers = super().answers_of(jobs)
+        return answers[1:] if LOSES_ITS_ANSWER in jobs else answers
 
     def on_failure(self, error: Exception) -> None:
         self.failures.append(error)
@@ -80,10 +79,6 @@ class Device:
         submit(self, batcher, 1)
         assert self.wait(lambda: self.launched == [[1]])
         return batcher
-
-    def wait(self, condition: Callable[[], bool]) -> bool:
-        with self.changed:
-            return self.changed.wait_for(condition, timeout=TIMEOUT_S)
 
     def finish(self, *batches: int) -> None:
         """Finish batches as they are launched, each named by its place among all."""
@@ -108,39 +103,11 @@ class Device:
         return batcher.run_alone(job)
 
 
-class Caller:
-    def __init__(self, device: Device, job: int) -> None:
-        self.device, self.job = device, job
-
-    def send(self, answer: object) -> None:
-        if self.job == MUTE:
-            raise OSError("the response cannot be sent")
-        with self.device.changed:
-            if self.job in self.device.answers:
-                self.device.answered_twice.append(self.job)
-            self.device.answers[self.job] = answer
-            self.device.changed.notify_all()
-
-    def is_cancelled(self) -> bool:
-        return self.job in self.device.cancelled
-
-
-class Batch:
-    def __init__(self, device: Device, jobs: list[int]) -> None:
-        self.device, self.jobs = device, jobs
-        self.done = threading.Semaphore(0)
-
-    def finish(self) -> Sequence[object]:
-        assert self.done.acquire(timeout=TIMEOUT_S)
-        if 17 in self.jobs:
-            raise ValueError("unlucky finish")
-        answers = [10 * job for job in self.jobs]
-        return answers[1:] if LOSES_ITS_ANSWER in self.jobs else answers
-
+class CheckedBatch(Batch):
     def count(self) -> None:
         # All callers of the batch have been answered by now.
-        assert set(self.jobs) <= set(self.device.answers) | self.device.alone
-        self.device.counted.append(self.jobs)
+        assert set(self.jobs) <= set(self.model.answers) | self.model.alone
+        super().count()
 
 
 @pytest.fixture(params=[True, False], ids=["async", "own-thread"])
@@ -150,12 +117,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     device.may_launch.set()
     device.finish_all()
     assert device.answered_twice == []
-
-
-def submit(device: Device, batcher: Batcher[int], *jobs: int, deadline: float = FOREVER) -> list[int]:
-    """Submit jobs together; returns those that are refused, as full or closing."""
-    batcher.submit([QueuedRequest(job, Caller(device, job), deadline) for job in jobs])
-    return [job for job in jobs if isinstance(device.answers.get(job), RequestError)]
 
 
 def test_waiting_requests_become_batches_within_the_limit(device: Device) -> None:

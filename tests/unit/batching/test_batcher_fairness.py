@@ -1,29 +1,22 @@
 """The batcher's turns and its limit of total cost, with jobs that are lists of numbers, their own costs."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from hiscore.batching.batched_model import BatchLimits, Part, QueuedRequest
 from hiscore.batching.batcher import Batcher
 from hiscore.errors import Code, RequestError
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.batch_model import FOREVER, Batch, BatchModel, Caller
 
 Job = tuple[int, ...]
 
 
-class Model:
+class Model(BatchModel):
     def __init__(self, async_launch: bool) -> None:
-        self.async_launch = async_launch
-        self.between = 0
+        super().__init__(async_launch)
         self.splits = True
-        self.launched: list[list[Job]] = []
-        self.answers: dict[str, object] = {}
-        self.go = threading.Semaphore(0)
-        self.changed = threading.Condition()
-        self.cancelled: set[str] = set()
         self.joined: list[Job] = []
 
     def cost(self, job: Job) -> int:
@@ -34,13 +27,14 @@ class Model:
 
     def join(self, job: Job, answers: Sequence[object]) -> object:
         self.joined.append(job)
-        return list(answers)
+        return super().join(job, answers)
 
-    def launch(self, jobs: list[Job]) -> "Iterator[Batch]":
-        with self.changed:
-            self.launched.append(jobs)
-            self.changed.notify_all()
+    def launch(self, jobs: list[Job]) -> Iterator[Batch]:
+        self.note_launch(jobs)
         yield Batch(self, jobs)
+
+    def answers_of(self, jobs: list[Job]) -> Sequence[object]:
+        return [RequestError("unlucky") if 13 in job else sum(job) for job in jobs]
 
     def on_failure(self, error: Exception) -> None:
         raise AssertionError("no batch fails as a whole")
@@ -51,17 +45,12 @@ class Model:
         return Batcher(self, BatchLimits(10, max_queue, max_total_cost, max_in_flight=in_flight))
 
     def request(self, name: str, *job: int) -> QueuedRequest[Job]:
-        return QueuedRequest(job, Caller(self, name), float("inf"), since=0.0)
+        return QueuedRequest(job, Caller(self, name), FOREVER, since=0.0)
 
-    def wait(self, condition: Callable[[], bool]) -> bool:
-        with self.changed:
-            return self.changed.wait_for(condition, timeout=TIMEOUT_S)
-
-    def refused(self, batcher: Batcher[Job], *requests: QueuedRequest[Job]) -> list[str]:
+    def lacks_room(self, batcher: Batcher[Job], *requests: QueuedRequest[Job]) -> list[str]:
         """Submit requests together; returns the names of those for which there is no room."""
         batcher.submit(requests)
-        names = [request.reply_to.name for request in requests]
-        return [name for name in names if isinstance(self.answers.get(name), RequestError)]
+        return self.refused(*(request.reply_to.name for request in requests))
 
 
 class Plan:
@@ -82,37 +71,12 @@ class Plan:
         return Part((job[done],), job[done], None if last else done + 1, sum(job[done + 1 :]))
 
 
-class Caller:
-    def __init__(self, model: Model, name: str) -> None:
-        self.model, self.name = model, name
-
-    def send(self, answer: object) -> None:
-        with self.model.changed:
-            assert self.name not in self.model.answers, "answered twice"
-            self.model.answers[self.name] = answer
-            self.model.changed.notify_all()
-
-    def is_cancelled(self) -> bool:
-        return self.name in self.model.cancelled
-
-
-class Batch:
-    def __init__(self, model: Model, jobs: list[Job]) -> None:
-        self.model, self.jobs = model, jobs
-
-    def finish(self) -> Sequence[object]:
-        assert self.model.go.acquire(timeout=TIMEOUT_S)
-        return [RequestError("unlucky") if 13 in job else sum(job) for job in self.jobs]
-
-    def count(self) -> None:
-        """Nothing to count."""
-
-
 @pytest.fixture(params=[True, False], ids=["async", "own-thread"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     model = Model(request.param)
     yield model
     model.go.release(100)
+    assert model.answered_twice == []
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["split", "control"])
@@ -201,15 +165,15 @@ def test_admission_by_cost_counts_what_waits_and_what_is_computed(model: Model) 
     batcher = model.batcher(max_total_cost=25)
 
     # A single call may cost more than the limit for all; nothing else is accepted with it.
-    assert model.refused(batcher, model.request("huge", 10, 10, 10)) == []
-    assert model.refused(batcher, model.request("no", 1)) == ["no"]
+    assert model.lacks_room(batcher, model.request("huge", 10, 10, 10)) == []
+    assert model.lacks_room(batcher, model.request("no", 1)) == ["no"]
     model.go.release(3)
     assert model.wait(lambda: "huge" in model.answers)
     some = [model.request(name, cost) for name, cost in (("a", 10), ("b", 10), ("c", 10), ("d", 5))]
-    assert model.refused(batcher, *some) == ["c"]
+    assert model.lacks_room(batcher, *some) == ["c"]
     model.go.release(1)
     assert model.wait(lambda: "a" in model.answers)
-    assert model.refused(batcher, model.request("e", 11), model.request("f", 10)) == ["e"]
+    assert model.lacks_room(batcher, model.request("e", 11), model.request("f", 10)) == ["e"]
     model.go.release(100)
     batcher.close()
     served = [name for name, answer in model.answers.items() if not isinstance(answer, RequestError)]
@@ -221,7 +185,7 @@ def test_between_its_parts_a_request_takes_no_place_in_the_queue(model: Model) -
     batcher.submit([model.request("large", 10, 9)])
     assert model.wait(lambda: len(model.launched) == 1)
     # The large one waits for its second part, but it has been started.
-    assert model.refused(batcher, model.request("a", 5), model.request("b", 5)) == ["b"]
+    assert model.lacks_room(batcher, model.request("a", 5), model.request("b", 5)) == ["b"]
     model.go.release(100)
     batcher.close()
     assert model.launched == [[(10,)], [(9,)], [(5,)]]

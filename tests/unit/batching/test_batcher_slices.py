@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiscore.batching import waiting
-from hiscore.batching.batched_model import BatchLimits, LaunchedSlice, Part, QueuedRequest
+from hiscore.batching.batched_model import BatchLimits, LaunchedSlice, Part
 from hiscore.batching.batcher import Batcher
 from hiscore.batching.launch_pace import LaunchPace
 from hiscore.errors import RequestError
+from tests.support.batch_model import Batch, BatchModel
 from tests.support.timeouts import TIMEOUT_S
 
+submit = BatchModel.submit
 BETWEEN, SLICE, BUDGET = 10, 20, 100
 FAILS_TO_LAUNCH, FAILS = 1_000, 2_000
 """Added to a job: all but its first slice cannot be launched, or fail on the device."""
@@ -44,19 +46,13 @@ class Plan:
         return Part(job - cost(job) + taken, taken, done + taken if rest else None, rest)
 
 
-class Device:
-    """Computes what is launched in that order, one piece whenever the test says so. Jobs are their own costs."""
+class Device(BatchModel):
+    """Computes what is launched in that order, one piece whenever the test says so. Jobs are their own costs.
+
+    What was launched are jobs, and how many slices of them were left.
+    """
 
     between = BETWEEN
-
-    def __init__(self, async_launch: bool) -> None:
-        self.async_launch = async_launch
-        self.launched: list[tuple[list[int], int]] = []
-        """Jobs, and how many slices of them were left."""
-        self.go = threading.Semaphore(0)
-        self.changed = threading.Condition()
-        self.answers: dict[int, list[object]] = {}
-        self.counted: list[list[int]] = []
 
     def cost(self, job: int) -> int:
         return cost(job)
@@ -64,21 +60,19 @@ class Device:
     def plan(self) -> Plan:
         return Plan()
 
-    def launch(self, jobs: list[int]) -> "Iterator[LaunchedSlice | Batch]":
+    def launch(self, jobs: list[int]) -> Iterator[LaunchedSlice | Batch]:
         total = sum(map(cost, jobs))
         slices = 1 if total <= BETWEEN else -(-total // SLICE)
         return (self._launch(jobs, left, first=left == slices - 1) for left in reversed(range(slices)))
 
-    def _launch(self, jobs: list[int], left: int, first: bool) -> "LaunchedSlice | Batch":
+    def _launch(self, jobs: list[int], left: int, first: bool) -> LaunchedSlice | Batch:
         faults = {fault(job) for job in jobs if not first}
         if FAILS_TO_LAUNCH in faults:
             raise ValueError("cannot be launched")
-        with self.changed:
-            self.launched.append((jobs, left))
-            self.changed.notify_all()
+        self.note_launch((jobs, left))
 
         def wait() -> None:
-            assert self.go.acquire(timeout=TIMEOUT_S)
+            self.wait_for_go()
             if FAILS in faults:
                 raise ValueError("fails on the device")
 
@@ -86,42 +80,13 @@ class Device:
             return Batch(self, jobs, wait)
         return LaunchedSlice(left, wait)
 
-    def join(self, job: int, answers: Sequence[object]) -> object:
-        return list(answers)
-
     def on_failure(self, error: Exception) -> None:
         assert isinstance(error, ValueError)
 
     def wait_for(self, pieces: int) -> list[tuple[list[int], int]]:
         """The first pieces that were launched."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.launched) >= pieces, TIMEOUT_S), self.launched
+        assert self.wait(lambda: len(self.launched) >= pieces), self.launched
         return self.launched[:pieces]
-
-
-class Batch:
-    def __init__(self, device: Device, jobs: list[int], wait: Callable[[], None]) -> None:
-        self.device, self.jobs, self.wait = device, jobs, wait
-
-    def finish(self) -> Sequence[object]:
-        self.wait()
-        return [10 * job for job in self.jobs]
-
-    def count(self) -> None:
-        self.device.counted.append(self.jobs)
-
-
-class Caller:
-    def __init__(self, device: Device, job: int) -> None:
-        self.device, self.job = device, job
-
-    def send(self, answer: object) -> None:
-        with self.device.changed:
-            self.device.answers.setdefault(self.job, []).append(answer)
-            self.device.changed.notify_all()
-
-    def is_cancelled(self) -> bool:
-        return False
 
 
 @pytest.fixture(params=[True, False], ids=["async", "own-thread"])
@@ -135,14 +100,11 @@ def batcher_of(device: Device, in_flight: int = 1, **limits: int) -> Batcher[int
     return Batcher(device, BatchLimits(BUDGET, 1_000, max_in_flight=in_flight, **limits))
 
 
-def submit(device: Device, batcher: Batcher[int], *jobs: int) -> None:
-    batcher.submit([QueuedRequest(job, Caller(device, job), float("inf")) for job in jobs])
-
-
 def finish(device: Device, batcher: Batcher[int]) -> None:
     """Let the device compute all that is left."""
     device.go.release(10_000)
     batcher.close()
+    assert device.answered_twice == []
 
 
 def test_small_ones_run_between_slices_and_are_answered_first(device: Device) -> None:
@@ -163,7 +125,7 @@ def test_small_ones_run_between_slices_and_are_answered_first(device: Device) ->
     assert device.wait_for(7)[-3:] == [([80], 1), ([80], 0), ([90], 4)]
     finish(device, batcher)
     assert [job for job in device.answers if job != 90] == [6, 3, 5, 4, 80]
-    assert device.answers == {job: [10 * job] for job in (80, 90, 6, 3, 5, 4)}
+    assert device.answers == {job: 10 * job for job in (80, 90, 6, 3, 5, 4)}
     assert device.counted == [[6, 3], [5, 4], [80], [90]]
 
 
@@ -176,7 +138,7 @@ def test_no_more_pieces_are_in_flight_than_allowed(device: Device) -> None:
     device.go.release(1)
     assert device.wait_for(3)[-1] == ([5], 0)
     finish(device, batcher)
-    assert device.answers == {80: [800], 5: [50]}
+    assert device.answers == {80: 800, 5: 50}
 
 
 def test_parts_end_in_order(device: Device) -> None:
@@ -184,7 +146,7 @@ def test_parts_end_in_order(device: Device) -> None:
     batcher = batcher_of(device)
     submit(device, batcher, 205)
     finish(device, batcher)
-    assert device.answers == {205: [[1_000, 1_000, 50]]}
+    assert device.answers == {205: [1_000, 1_000, 50]}
 
 
 @pytest.mark.parametrize("how", [FAILS_TO_LAUNCH, FAILS])
@@ -194,9 +156,8 @@ def test_a_slice_that_fails_fails_its_batch_alone(how: int, device: Device) -> N
     assert device.wait_for(1)
     submit(device, batcher, 5, 60)
     finish(device, batcher)
-    (failed,) = device.answers.pop(how + 70)
-    assert isinstance(failed, RequestError)
-    assert device.answers == {5: [50], 60: [600]}
+    assert isinstance(device.answers.pop(how + 70), RequestError)
+    assert device.answers == {5: 50, 60: 600}
 
 
 def test_closing_launches_what_is_left_of_a_batch(device: Device) -> None:
@@ -212,7 +173,7 @@ def test_closing_launches_what_is_left_of_a_batch(device: Device) -> None:
     device.go.release(1)
     closing.join(TIMEOUT_S)
     assert not closing.is_alive()
-    assert device.answers == {80: [800]}
+    assert device.answers == {80: 800}
 
 
 def test_alone_all_slices_are_launched_at_once(device: Device) -> None:
@@ -243,13 +204,13 @@ def test_what_another_thread_submits_while_one_is_launched_alone_goes_behind_it(
         yield from launch(jobs)
 
     device.launch = launch_and_submit  # type: ignore[method-assign]
-    alone = threading.Thread(target=lambda: device.answers.update({60: [batcher.run_alone(60)]}))
+    alone = threading.Thread(target=lambda: device.answers.update({60: batcher.run_alone(60)}))
     alone.start()
     assert device.wait_for(4) == [([60], 2), ([60], 1), ([60], 0), ([80], 3)]
     device.go.release(1_000)
     alone.join(TIMEOUT_S)
     batcher.close()
-    assert device.answers == {60: [600], 80: [800]}
+    assert device.answers == {60: 600, 80: 800}
 
 
 class Hooked:
@@ -317,7 +278,7 @@ def test_a_slice_is_launched_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> 
     submit(device, batcher, 4)
     assert device.launched == [([80], 3), ([5, 4], 0)]
     finish(device, batcher)
-    assert device.answers == {80: [800], 5: [50], 4: [40]}
+    assert device.answers == {80: 800, 5: 50, 4: 40}
 
 
 Jobs = st.lists(
@@ -341,10 +302,9 @@ def test_every_job_is_answered_once_and_slices_take_turns(
         device.go.release(done)
     finish(device, batcher)
     assert sorted(device.answers) == sent
-    assert all(len(answers) == 1 for answers in device.answers.values())
     # A batch fails if it has a second slice and a job with a fault, and no other does.
     faulty = [job for group, left in device.launched if left and any(map(fault, group)) for job in group]
-    failed = [job for job, (answer,) in device.answers.items() if isinstance(answer, RequestError)]
+    failed = [job for job, answer in device.answers.items() if isinstance(answer, RequestError)]
     assert {job - cost(job) for job in faulty} == {job - cost(job) for job in failed}
     check_turns(device.launched)
 

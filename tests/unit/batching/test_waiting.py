@@ -9,7 +9,7 @@ from weakref import ref
 import pytest
 
 from hiscore.batching import request_order
-from hiscore.batching.batched_model import BatchLimits, QueuedRequest, WholeJobs
+from hiscore.batching.batched_model import BatchLimits, BatchPlan, QueuedRequest
 from hiscore.batching.totals import Totals
 from hiscore.batching.waiting import WaitingRequests
 from hiscore.server.load_board import LoadBoard
@@ -25,8 +25,8 @@ class Model:
     def __init__(self, between: int) -> None:
         self.between = between
 
-    def plan(self) -> WholeJobs[int]:
-        return WholeJobs(lambda job: job)
+    def plan(self) -> BatchPlan[int]:
+        return BatchPlan(lambda job: job)
 
 
 @pytest.mark.slow

@@ -9,8 +9,6 @@ import pytest
 
 from hiscore.checkpoint import CheckpointError, check_digests
 from hiscore.checkpoint.digests import SUMS, write_digests
-from hiscore.launcher import Server
-from hiscore.settings import ServeSettings
 
 
 @pytest.fixture
@@ -64,14 +62,6 @@ def test_what_is_wrong_is_named(spoil: Callable[[Path], object], says: str, chec
     spoil(checkpoint)
     with pytest.raises(CheckpointError, match=says):
         check_digests(checkpoint)
-
-
-def test_the_server_is_not_started_on_it(checkpoint: Path, tmp_path: Path) -> None:
-    flip(checkpoint / "model.safetensors")
-    server = Server(ServeSettings(model=str(checkpoint), device="cpu"), tmp_path / "log")
-    with pytest.raises(CheckpointError, match="is not loaded"):
-        server.start()
-    assert not (tmp_path / "log").exists()
 
 
 def test_sha256sum_reads_it_and_writes_it(checkpoint: Path) -> None:

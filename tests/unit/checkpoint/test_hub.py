@@ -25,13 +25,15 @@ FILES = {
     "tokenizer.json": b"{ }",
     "chat_template.jinja": b"{{ messages }}",
     "modules.json": b"[]",
-    "1_LogitScore/config.json": b"{}",
+    "1_LogitScore/config.json": b"{   }",
     NAMED: b"{{ tools }}",
     "pytorch_model.bin": b"pickle",
     "modeling_custom.py": b"raise SystemExit",
     "README.md": b"hello",
     "consolidated.safetensors": b"weights once more",
     "onnx/model.safetensors": b"weights for something else",
+    "2_Dense/config.json": b"{  }",
+    "2_Dense/model.safetensors": b"weights of a module",
     "original/config.json": b"{}",
 }
 
@@ -103,6 +105,9 @@ def test_only_weights_and_tokenizer_are_fetched(tmp_path: Path) -> None:
             "tokenizer.json",
             "chat_template.jinja",
             "modules.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "1_LogitScore/config.json",
             NAMED,
         }
         assert {str(f.relative_to(directory)) for f in directory.rglob("*") if f.is_file()} == wanted

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.checkpoint import CheckpointError, resolve
+from hiscore.checkpoint import CheckpointError, published_name, resolve
+from hiscore.checkpoint.default_model import CACHE_NAME
+from hiscore.settings import DEFAULT_MODEL
 
 HEAVY = ("torch", "transformers", "tokenizers", "gguf", "numpy", "huggingface_hub", "rich", "safetensors")
 
@@ -21,6 +23,11 @@ def checkpoint(tmp_path: Path) -> Path:
     (directory / "config.json").write_text("{}")
     (directory / "model.safetensors").write_bytes(b"")
     return directory
+
+
+def test_the_name_that_callers_see_has_no_revision() -> None:
+    assert published_name(Path("/cache") / CACHE_NAME) == DEFAULT_MODEL != CACHE_NAME
+    assert published_name(Path("/models/mine-r2")) == "mine-r2"
 
 
 def test_a_local_directory_resolves_to_itself(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +98,10 @@ def test_an_adapter_that_is_not_merged_is_refused(checkpoint: Path) -> None:
     adapter.write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
     (checkpoint / "config.json").unlink()
     (checkpoint / "model.safetensors").rename(checkpoint / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"is an adapter of 'org/base' .*, without a model: merge it"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"is an adapter of 'org/base' .*, without a model: set MODEL to its model and ADAPTERS=name=",
+    ):
         resolve(str(checkpoint))
 
 

@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hiscore.launcher import api
+from hiscore.launcher.child import GROUP_SECONDS
 from hiscore.launcher.preflight import SHM_BYTES
-from hiscore.launcher.process import STUB_SECONDS
 from hiscore.launcher.server import GRACE_SECONDS
 from hiscore.settings import ServeSettings
 from tests.support.deployment import DOCKER, ROOT, documents, required
@@ -130,12 +130,11 @@ def test_image_sets_settings_that_there_are() -> None:
 
 def test_image_has_every_package_and_no_old_triton() -> None:
     image, tested = pins(DOCKER / "requirements.lock"), pins(ROOT / "requirements.lock")
-    left_out, seen = {"nvidia-pytriton"}, set[tuple[str, str]]()
+    left_out, seen = {"nvidia-pytriton", "hiscore-serving-client"}, set[tuple[str, str]]()
     needed = {
         package
         for name, extra in (
             ("hiscore-serving", ""),
-            ("hiscore-serving", "server"),
             ("hiscore-serving-client", ""),
             ("hiscore-serving-client", "cli"),
         )
@@ -182,7 +181,7 @@ def test_compose_lets_the_server_drain(name: str) -> None:
     seconds = int(service["stop_grace_period"].removesuffix("s"))
     drain = service["environment"]["DRAIN_TIMEOUT_S"]
     # The HTTP API is stopped first, then the models.
-    assert seconds >= drain + api.GRACE_SECONDS + drain + GRACE_SECONDS + STUB_SECONDS
+    assert seconds >= drain + api.GRACE_SECONDS + drain + GRACE_SECONDS + GROUP_SECONDS
     assert service["networks"]["default"]["aliases"] == ["server"]
     # Three models at most have regions of SHM_BYTES to begin with.
     shm = int(service["shm_size"].removesuffix("gb")) * 2**30
@@ -234,7 +233,7 @@ def test_compose_api_calls_the_models_beside_it() -> None:
     taken = [each["ports"] for name, each in services.items() if name not in ("api", "gpu")]
     assert published.split(":")[1] not in [each.split(":")[1] for ports in taken for each in ports]
     seconds = int(service["stop_grace_period"].removesuffix("s"))
-    assert seconds >= service["environment"]["DRAIN_TIMEOUT_S"] + api.GRACE_SECONDS + api.KILL_SECONDS
+    assert seconds >= service["environment"]["DRAIN_TIMEOUT_S"] + api.GRACE_SECONDS + GROUP_SECONDS
 
 
 def test_compose_mounts_what_is_there() -> None:

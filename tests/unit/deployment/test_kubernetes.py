@@ -1,8 +1,10 @@
 """The manifests, without a cluster: against the API's schemas, kustomize's rules, and each other."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +14,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from hiscore.checkpoint import CheckpointError, check_digests, resolve
 from hiscore.launcher import api
+from hiscore.launcher.child import GROUP_SECONDS
 from hiscore.launcher.health import answer
 from hiscore.launcher.preflight import SHM_BYTES
-from hiscore.launcher.process import STUB_SECONDS
 from hiscore.launcher.server import GRACE_SECONDS
 from hiscore.models.support import MODELS
 from hiscore.settings import ServeSettings
@@ -26,6 +29,7 @@ VERSIONS = ["1.30", "1.37"]
 BASE = KUBERNETES / "base"
 MONITORING = KUBERNETES / "monitoring"
 API = KUBERNETES / "api"
+MODEL = KUBERNETES / "model"
 OVERLAYS = sorted((KUBERNETES / "overlays").iterdir())
 COMPONENTS = sorted((KUBERNETES / "components").iterdir())
 # How long a client or its DNS server may go on using an answer: CoreDNS's default, in seconds.
@@ -116,7 +120,7 @@ def render(overlay: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_base_and_overlays_follow_the_schemas(version: str) -> None:
-    found = [document for directory in (BASE, API, *OVERLAYS) for document in resources(directory)]
+    found = [document for directory in (BASE, API, MODEL, *OVERLAYS) for document in resources(directory)]
     assert {"Deployment", "NetworkPolicy", "PodMonitor", "ScaledObject"} <= {each["kind"] for each in found}
     for document in found:
         check(document, version)
@@ -135,7 +139,7 @@ def test_control_an_unknown_field_is_noticed() -> None:
 
 def test_every_file_is_used() -> None:
     used = set()
-    for directory in (BASE, MONITORING, API, *OVERLAYS, *COMPONENTS):
+    for directory in (BASE, MONITORING, API, MODEL, *OVERLAYS, *COMPONENTS):
         kustomization = documents(directory / "kustomization.yaml")[0]
         named = [
             *kustomization.get("resources", []),
@@ -222,7 +226,7 @@ def test_pod_has_time_to_drain() -> None:
     assert before > DNS_SECONDS
     # The HTTP API is stopped first, then the models.
     of_api = drain + api.GRACE_SECONDS
-    of_models = drain + GRACE_SECONDS + STUB_SECONDS
+    of_models = drain + GRACE_SECONDS + GROUP_SECONDS
     assert pod["terminationGracePeriodSeconds"] >= before + of_api + of_models
 
 
@@ -269,7 +273,7 @@ def test_startup_probe_waits_longer_than_the_launcher(tmp_path: Path) -> None:
 
 
 def test_images_are_named_by_digest() -> None:
-    for overlay in (API, *OVERLAYS):
+    for overlay in (API, MODEL, *OVERLAYS):
         (image,) = documents(overlay / "kustomization.yaml")[0]["images"]
         assert "newTag" not in image
         assert re.fullmatch(r"sha256:[0-9a-f]{64}", image["digest"])
@@ -342,7 +346,7 @@ def test_the_api_by_itself_finds_the_models(monkeypatch: pytest.MonkeyPatch) -> 
     assert "nvidia.com/gpu" not in one["resources"]["limits"]
     before = one["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert before > DNS_SECONDS
-    stops = settings.drain_timeout_s + api.GRACE_SECONDS + api.KILL_SECONDS
+    stops = settings.drain_timeout_s + api.GRACE_SECONDS + GROUP_SECONDS
     assert pod["spec"]["terminationGracePeriodSeconds"] >= before + stops
 
 
@@ -357,10 +361,39 @@ def test_shared_memory_holds_the_regions() -> None:
     assert gibibytes(shm["emptyDir"]["sizeLimit"]) * GI >= regions
 
 
-@pytest.mark.parametrize("directory", [BASE, API], ids=lambda path: path.name)
+def test_a_job_fills_the_volume_that_pods_read_once(checkpoints: Any, tmp_path: Path) -> None:
+    job = only(resources(MODEL), "Job")
+    claim = only(resources(MODEL), "PersistentVolumeClaim")["metadata"]["name"]
+    for volumes in (
+        job["spec"]["template"]["spec"],
+        only(resources(BASE), "Deployment")["spec"]["template"]["spec"],
+    ):
+        assert volumes["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim
+    shell, flags, script = container(job)["command"]
+    source, volume = tmp_path / "source", tmp_path / "volume"
+    shutil.copytree(checkpoints("llama")[0], source)
+    volume.mkdir()
+    (volume / "model.safetensors").write_bytes(b"half of it")  # as a job leaves it that was killed
+    variables = os.environ | {
+        "MODEL_ID": str(source), "PYTHONPATH": str(KUBERNETES.parent),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+    for _ in range(2):
+        subprocess.run([shell, flags, script.replace("/models", str(volume))], env=variables, check=True)
+        check_digests(resolve(str(volume)))
+        assert (volume / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+        (source / "config.json").unlink(missing_ok=True)  # the second time nothing is fetched
+    (volume / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is not loaded"):
+        check_digests(volume)
+
+
+@pytest.mark.parametrize("directory", [BASE, API, MODEL], ids=lambda path: path.name)
 def test_pod_is_restricted(directory: Path) -> None:
     """The rules of the Pod Security Standard "restricted", and a root file system that nobody writes to."""
-    pod = only(resources(directory), "Deployment")["spec"]["template"]["spec"]
+    pod = only(resources(directory), "Job" if directory is MODEL else "Deployment")["spec"]["template"][
+        "spec"
+    ]
     own = pod["containers"][0]["securityContext"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0

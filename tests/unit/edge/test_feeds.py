@@ -138,7 +138,9 @@ def test_the_exporter_goes_on_after_a_failure_and_ends_complete(feeds: ModuleTyp
 
 def test_batches_are_counted_without_a_round_trip(feeds: ModuleType, backend: Backend) -> None:
     metrics = importlib.import_module("hiscore.edge.metrics")
-    counts = feeds.CountsFeed(metrics.Counters({"items": "i", "batches": "b", "none": "n"}, {"model": "m"}))
+    counts = feeds.CountsFeed(
+        metrics.TritonMetrics({"items": "i", "batches": "b", "none": "n"}, {"model": "m"})
+    )
     for items in (3, 4):
         counts.add(items=items, batches=1, none=0)
     assert backend.round_trips == 0

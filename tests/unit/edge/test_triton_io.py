@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hiscore.batching import waiting
-from hiscore.batching.batched_model import BatchLimits, WholeJobs
+from hiscore.batching.batched_model import BatchLimits, BatchPlan
 from hiscore.batching.batcher import Batcher
 from hiscore.errors import RequestError
 from tests.support.timeouts import TIMEOUT_S, wait_until
@@ -36,8 +36,8 @@ class Model:
     def cost(self, job: str) -> int:
         return 1
 
-    def plan(self) -> WholeJobs[str]:
-        return WholeJobs(self.cost)
+    def plan(self) -> BatchPlan[str]:
+        return BatchPlan(self.cost)
 
     def launch(self, jobs: list[str]) -> Any:
         assert self.gate.wait(TIMEOUT_S)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
-from hiscore.layers.torch_ops import TorchOps
+from hiscore.layers.ops import Ops
 from hiscore.layers.weights import Linear
 from tests.support.layers import DEVICE, random
 from tests.support.tiers import first_of
@@ -21,7 +21,7 @@ def test_a_gated_product_equals_pytorch(tile: Tile, activation: str, multiproces
         x, weight = random(rows, inputs, seed=1), random(2 * outputs, inputs, seed=2) / inputs**0.5
         x, weight = x.to(dtype), weight.to(dtype)
         found = multiply(x, weight, activation != "silu", tile, multiprocessors)
-        expected = TorchOps(1, 1, 2, 1e-6, activation).gate(Linear(weight), x)
+        expected = Ops(1, 1, 2, 1e-6, activation).gate(Linear(weight), x)
         torch.testing.assert_close(found, expected, atol=near, rtol=near)
         # Control: gate and up in each other's place.
         wrong = multiply(x, weight.roll(outputs, 0), activation != "silu", tile, multiprocessors)

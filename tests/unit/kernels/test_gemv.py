@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hiscore.kernels import gemv
-from hiscore.layers.torch_ops import TorchOps
+from hiscore.layers.ops import Ops
 from hiscore.layers.weights import Linear
 from tests.support.layers import random
 
@@ -21,10 +21,10 @@ def test_products_of_few_rows_equal_pytorch(rows: int, inputs: int) -> None:
         expected = torch.nn.functional.linear(x, weight, offset)
         torch.testing.assert_close(gemv.multiply(x, weight, offset), expected, atol=1e-5, rtol=1e-5)
     for gelu, activation in enumerate(("silu", "gelu_pytorch_tanh")):
-        expected = TorchOps(1, 1, 2, 1e-6, activation).gate(Linear(weight), x)
+        expected = Ops(1, 1, 2, 1e-6, activation).gate(Linear(weight), x)
         torch.testing.assert_close(gemv.multiply(x, weight, gelu=gelu), expected, atol=1e-5, rtol=1e-5)
     norm, onto = random(inputs, seed=4), random(rows, OUTPUTS, seed=5)
-    ops, read = TorchOps(1, 1, 2, 1e-6, "silu"), gemv.Normed(x, norm, 1e-6)
+    ops, read = Ops(1, 1, 2, 1e-6, "silu"), gemv.Normed(x, norm, 1e-6)
     normed = ops._norm(x, norm, torch.float32)
     torch.testing.assert_close(gemv.multiply(read, weight), normed @ weight.T, atol=1e-5, rtol=1e-5)
     expected = ops.gate(Linear(weight), normed)

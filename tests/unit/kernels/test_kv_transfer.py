@@ -10,7 +10,7 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.sparse import triton_transfers
 from hiscore.decoding.sparse.block_tables import slot_mapping
-from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.parallel.shard import Shard
 from tests.support.decode_cache import KnownCache, unique_contents
@@ -106,7 +106,7 @@ def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
     plain = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     for tensor in (plain.host_kv, plain.dense_kv, plain.buffer):
         tensor.fill_(-1.0)
-    reference = TorchCacheOps(plain, attention_shape(shape, 1))
+    reference = CacheOps(plain, attention_shape(shape, 1))
     reference.offload_prompt(staging.cpu(), slots.cpu(), pages.cpu())
     reference.fill_dense(staging.cpu(), slots.cpu(), host_slots.cpu())
     reference.fill_buffer(staging.cpu(), slots.cpu(), host_slots.cpu() % 48)
@@ -137,7 +137,7 @@ def test_dense_layers_come_back_to_staging(dense: int) -> None:
         right[layer, slots.long()] = cache.dense_kv[layer, host_slots.long()]
     assert_same(staging, right)
     plain = torch.zeros_like(staging)
-    TorchCacheOps(cache, attention_shape(shape, 1)).restore_dense(plain, slots, host_slots)
+    CacheOps(cache, attention_shape(shape, 1)).restore_dense(plain, slots, host_slots)
     assert_same(plain[:dense, slots.long()], right[:dense, slots.long()])
     assert not plain[dense:].any()
 
@@ -167,7 +167,7 @@ def test_ranks_store_once_and_restore_all(ranks: int, last: int, monkeypatch: py
     free = np.setdiff1d(np.arange(80), known.pages[2][0])
     pages = torch.from_numpy(rng.permutation(free)[:7]).int().to(DEVICE)
     before = known.cache.host_kv.clone()
-    reference = TorchCacheOps(known.cache, attention_shape(SHAPE, 1))
+    reference = CacheOps(known.cache, attention_shape(SHAPE, 1))
     reference.offload_step(host_slots, buffer)
     reference.offload_prompt(staging.cpu(), slots.cpu(), pages.cpu())
     expected = known.cache.host_kv
@@ -236,11 +236,12 @@ def test_windows_take_new_tokens_and_what_a_prefill_leaves_behind_the_pages() ->
     other = on_device(cache)
     ops, reference = (
         make(each, attention_shape(WINDOWED, 1), *more)
-        for make, each, more in ((TritonCacheOps, other, (96,)), (TorchCacheOps, cache, ()))
+        for make, each, more in ((TritonCacheOps, other, (96,)), (CacheOps, cache, ()))
     )
     for position in (0, 3, 4, 12, 13, 95):
         rows = rows_of([1, -1, 4], [position, 0, 95 - position])
-        found, right = ops.window_slots(rows), reference.window_slots(moved(rows, "cpu"))
+        found, _ = ops.slot_mapping(rows, other.window_block_table)
+        right, _ = reference.slot_mapping(moved(rows, "cpu"), cache.window_block_table)
         assert_same(found, right)
         one, other_one = (
             table[row][at // 4 % 3] * 4 + at % 4 for row, at in ((1, position), (0, 95 - position))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from tests.support.decode_kernels import (
     DEVICE,
@@ -31,7 +31,7 @@ def test_scores_and_the_index_equal_plain_torch(page: int) -> None:
     tables = np.random.default_rng(0).permuted(np.tile(np.arange(80), (6, 1)), axis=1)[:, :24]
     plain.host_block_table.copy_(torch.from_numpy(tables))
     cache = on_device(plain)
-    ops, reference = TritonCacheOps(cache, sizes, shape.max_pages * page), TorchCacheOps(plain, sizes)
+    ops, reference = TritonCacheOps(cache, sizes, shape.max_pages * page), CacheOps(plain, sizes)
     # A prompt of 13 tokens, all at once; then tokens one by one, with padding.
     seq_index, length = 2, 13
     pages = plain.host_block_table[seq_index, : -(-length // page)]
@@ -72,7 +72,7 @@ def test_an_indexers_scores_equal_plain_torch() -> None:
     plain.index.copy_(keys)
     plain.host_block_table.copy_(torch.arange(6 * 90).view(6, 90) * 7 % 300)
     cache, sizes = on_device(plain), attention_shape(shape, 2)
-    ops, reference = TritonCacheOps(cache, sizes, 90), TorchCacheOps(plain, sizes)
+    ops, reference = TritonCacheOps(cache, sizes, 90), CacheOps(plain, sizes)
     key, at = random(2, 24, seed=3), torch.tensor([-1, int(plain.host_block_table[1, 88])], dtype=torch.int32)
     ops.write_index(2, key, at.to(DEVICE))
     reference.write_index(2, key.cpu(), at)

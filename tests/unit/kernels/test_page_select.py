@@ -13,8 +13,8 @@ from hiscore.attention import paged_triton
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.sparse import residency, selection, triton_cache_ops
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.selection import Selection
-from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.kernels import page_select
 from tests.support.decode_cache import KnownCache, unique_contents
@@ -70,9 +70,7 @@ class Pair:
                 seed=int(self.rng.integers(1 << 30)),
             )
             chosen = ops.select_pages(layer, given.to(DEVICE), moved(rows))
-            expected = TorchCacheOps(known.cache, self.attention).select_pages(
-                layer, given.cpu().double(), rows
-            )
+            expected = CacheOps(known.cache, self.attention).select_pages(layer, given.cpu().double(), rows)
             if chosen.lists.wait:
                 chosen.lists.wait()
             width = expected.pages.shape[2]
@@ -160,7 +158,7 @@ def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
     chosen = kernels.select_pages(layer, given.to(DEVICE), moved(rows))
     if chosen.lists.wait:
         chosen.lists.wait()
-    plain = TorchCacheOps(pair.known.cache, pair.attention).select_pages(layer, given, rows)
+    plain = CacheOps(pair.known.cache, pair.attention).select_pages(layer, given, rows)
     # Sums of up to 90 shares in float32.
     torch.testing.assert_close(chosen.mass.cpu()[1:], plain.mass[1:], atol=1e-6, rtol=0)
     for mass, sums in ((chosen.mass.cpu(), pair.cache.mass.cpu()), (plain.mass, pair.known.cache.mass)):

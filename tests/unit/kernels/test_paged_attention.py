@@ -10,8 +10,7 @@ from hiscore.attention import paged_triton
 from hiscore.attention.base import AttentionShape
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.sparse.cache_ops import PageLists
-from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from tests.support.decode_kernels import (
     DEVICE,
@@ -69,7 +68,7 @@ def test_dense_attention_equals_plain_torch(
     q = random(5, shape.heads + 2 * shape.kv_heads, 24, seed=1)[:, : shape.heads]
     actual = ops.attend(0, q, ops.all_pages(rows), rows)
     plain, on_cpu = in_float64(cache), moved(rows, "cpu")
-    reference = TorchCacheOps(plain, replace(shape, sinks=None if sinks is None else (sinks.cpu(),) * 2))
+    reference = CacheOps(plain, replace(shape, sinks=None if sinks is None else (sinks.cpu(),) * 2))
     expected = reference.attend(0, q.cpu().double(), reference.all_pages(on_cpu), on_cpu)
     real = rows.seq_indices.cpu() >= 0
     # float32 means of at most 160 values of about 1: 1e-5 is ten times their rounding.
@@ -118,7 +117,7 @@ def test_attention_in_half_precision_equals_plain_torch(dtype: torch.dtype) -> N
     q = random(2, shape.heads, 24, seed=1).to(dtype)
     actual = ops.attend(0, q, ops.all_pages(rows), rows)
     assert actual.dtype == dtype
-    reference, on_cpu = (TorchCacheOps(in_float64(cache), shape), moved(rows, "cpu"))
+    reference, on_cpu = (CacheOps(in_float64(cache), shape), moved(rows, "cpu"))
     expected = reference.attend(0, q.cpu().double(), reference.all_pages(on_cpu), on_cpu)
     # Shares, and the result, are rounded to at least 8 bits; a result is a mean of values of at most about 4.
     torch.testing.assert_close(actual.cpu().double(), expected, atol=2**-7, rtol=2**-7)
@@ -213,7 +212,7 @@ def test_a_latent_is_key_and_value_at_once() -> None:
     pages = torch.cat((pages[:1], pages[:1], pages[1:])).int().to(DEVICE)
     q = random(3, 36, 40, seed=2)
     actual = ops.attend(0, q, PageLists(pages, counts), rows)
-    reference = TorchCacheOps(in_float64(cache), sizes, value_dim=24)
+    reference = CacheOps(in_float64(cache), sizes, value_dim=24)
     on_cpu = moved(rows, "cpu")
     expected = reference.attend(0, q.cpu().double(), PageLists(pages.cpu(), counts.cpu()), on_cpu)
     torch.testing.assert_close(actual[[0, 2]].cpu().double(), expected[[0, 2]], atol=1e-5, rtol=0)

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 
 from hiscore.decoding.interface.sampling_batch import History, Penalties, SamplingBatch
-from hiscore.decoding.worker.sampling_options import padded_options
 from hiscore.decoding.worker.step_runner import COUNTERS, new_input_ids
 from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.decoding.worker.triton_sampler import BLOCK, Feeding, draw
-from tests.support.decode_kernels import DEVICE
+from tests.support.decode_kernels import DEVICE, padded_options
 from tests.unit.decoding.worker.test_step_runner import Counted
 
 VOCABULARY = 2 * BLOCK + 9

@@ -5,7 +5,7 @@ import torch
 
 from hiscore.kernels import pipelined_products
 from hiscore.kernels.pipelined_products import BLOCK, MAX_ROWS, MIN_PROGRAMS, STEP, fits, multiply, splits_of
-from hiscore.layers.torch_ops import TorchOps
+from hiscore.layers.ops import Ops
 from hiscore.layers.weights import Linear
 from tests.support.layers import DEVICE, random
 
@@ -37,7 +37,7 @@ def test_products_equal_pytorch(rows: int, blocks: int, steps: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_gate_and_up_of_an_mlp_equal_pytorch(gelu: int, activation: str, steps: int) -> None:
     x, weight = numbers(5, steps * STEP, seed=1), numbers(2 * 96, steps * STEP, seed=2) / STEP**0.5
-    expected = TorchOps(1, 1, 2, 1e-6, activation).gate(Linear(weight), x)
+    expected = Ops(1, 1, 2, 1e-6, activation).gate(Linear(weight), x)
     torch.testing.assert_close(multiply(x, weight, gelu=gelu), expected, atol=BOUND, rtol=BOUND)
     # Control: gate and up exchanged.
     assert (multiply(x, weight.roll(96, 0), gelu=gelu) - expected).abs().max() > 0.1

@@ -7,15 +7,16 @@ import pytest
 
 from hiscore.launcher import LaunchError
 from hiscore.launcher.api import Api
-from hiscore.launcher.child import start_child
+from hiscore.launcher.child import Child
 from hiscore.settings import ServeSettings
+from tests.support.timeouts import wait_until
 
 
 class Dying(Api):
     """An API whose process ends at once."""
 
     def _launch(self) -> None:
-        self._popen = start_child([sys.executable, "-c", "raise SystemExit(3)"], {}, None)
+        self._child = Child([sys.executable, "-c", "raise SystemExit(3)"], {}, None)
 
 
 @pytest.mark.parametrize("backend", [None, "elsewhere:1"])
@@ -27,16 +28,17 @@ def test_an_api_that_dies_ends_nothing_but_itself(backend: str | None) -> None:
     with pytest.raises(LaunchError, match="stopped with exit code 3"):
         api.start()
     api.watch()
-    assert api._popen is None, "it is not tried again at once"
+    assert api._child is None, "it is not tried again at once"
     api._launch()
-    assert api._popen is not None
-    api._popen.wait()
+    child = api._child
+    assert child is not None
+    wait_until(lambda: child.exit_code() is not None)
     if backend:
         with pytest.raises(LaunchError, match="stopped by itself with exit code 3"):
             api.watch()
     else:
         api.watch()
-    assert api._popen is None
+    assert api._child is None
 
 
 def test_an_api_without_its_certificate_ends_nothing_either(tmp_path: Path) -> None:
@@ -48,5 +50,5 @@ def test_an_api_without_its_certificate_ends_nothing_either(tmp_path: Path) -> N
         api.start()
     api._restart_at = 0.0
     api.watch()
-    assert api._popen is None
+    assert api._child is None
     assert api._restart_at > 0, "it is not tried again at once"

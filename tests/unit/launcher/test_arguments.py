@@ -10,8 +10,6 @@ import pytest
 import hiscore
 from hiscore.launcher.arguments import check_variables
 from hiscore.launcher.errors import LaunchError
-from hiscore.settings import ServeSettings
-from hiscore.settings.retired import RETIRED, retired
 from tests.support.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,48 +60,14 @@ def test_a_misspelt_setting_is_refused_with_what_was_meant(name: str, hint: str)
 
 
 def test_what_is_read_is_accepted() -> None:
-    check_variables(["MODEL", "MAX_ITEMS", "VENV", "PYTHON", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "CHECK"])
+    check_variables(
+        ["MODEL", "MAX_ITEMS", "VENV", "LOCK", "PYTHON", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "CHECK"]
+    )
     # Our own names begin alike, and are all known: the pages have them, with one of the client alone.
     pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     named = set(re.findall(r"HISCORE_[A-Z_]+[A-Z]", pages)) - {"HISCORE_URL"}
     assert {"HISCORE_CACHE", "HISCORE_TLS_CERT"} < named
     check_variables(named)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "advice"),
-    [
-        ("WATCHDOG", "exit", "set MAX_RESTARTS=off for a server that exits"),
-        ("BACKUP", "blocking", "new keys and values are always offloaded by the ring"),
-        ("BACKUP", "ring", ""),
-        ("SPIN", "", ""),
-        ("MODEL", "x", ""),
-    ],
-)
-def test_a_setting_that_there_is_no_more_is_not_ignored_in_silence(
-    name: str, value: str, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was its default, or counts as not set, goes on."""
-    monkeypatch.setenv(name, value)
-    assert retired({name: value}) == ({name: advice} if advice else {})
-    if advice:
-        with pytest.raises(LaunchError, match=f"{name} is not a setting any more: {advice}"):
-            check_variables([name])
-    else:
-        check_variables([name])
-
-
-def test_what_is_retired_is_no_setting() -> None:
-    assert set(RETIRED) & {name.upper() for name in ServeSettings.model_fields} == set()
-
-
-@pytest.mark.slow
-def test_the_launcher_warns_of_a_setting_that_there_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHM_BYTES", "1000")
-    monkeypatch.setenv("MODEL", "/nowhere")
-    done = launcher("--check")
-    assert "SHM_BYTES is set, and is not a setting any more: it is a constant now" in done.stderr
-    assert "BACKUP" not in done.stderr
 
 
 @pytest.mark.slow

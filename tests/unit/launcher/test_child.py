@@ -4,15 +4,15 @@ import sys
 
 import pytest
 
-from hiscore.launcher.child import start_child
+from hiscore.launcher.child import Child
 
 STARTS = """
 import os, sys, termios
-from hiscore.launcher.child import start_child
+from hiscore.launcher.child import Child
 attributes = termios.tcgetattr(2)
 attributes[3] |= termios.TOSTOP
 termios.tcsetattr(2, termios.TCSANOW, attributes)
-child = start_child([sys.executable, "-c", sys.argv[1]])
+child = Child([sys.executable, "-c", sys.argv[1]])
 _, status = os.waitpid(child.pid, os.WUNTRACED)
 os._exit(os.WIFSTOPPED(status))
 """
@@ -43,10 +43,9 @@ def test_one_may_write_to_a_terminal_that_stops_others(control: bool) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Popen has no process_group")
 def test_one_is_in_our_session_but_not_in_our_group() -> None:
     """What keeps cores awake is below it there (docs/operations.md); a Ctrl-C does not reach it."""
-    child = start_child([sys.executable, "-c", "import time; time.sleep(1000)"])
+    child = Child([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:
         assert os.getsid(child.pid) == os.getsid(0)
         assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
     finally:
         child.kill()
-        child.wait()

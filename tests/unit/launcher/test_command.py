@@ -2,26 +2,30 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from hiscore.launcher.command import RESTRICTED, tls_flags, trace_flags, tritonserver_flags
 from hiscore.launcher.ports import Ports
+from hiscore.settings import ServeSettings
 
 
-def flags(**changes: Any) -> list[str]:
-    given: dict[str, Any] = {
-        "repository": Path("/models"), "backends": Path("/backends"), "server_id": "hiscore-x",
-        "address": "10.0.0.1", "http_address": "127.0.0.1", "tls": ["--tls"], "tracing": ["--trace"],
-        "ports": Ports(1, 2, 3), "gpu": True, "drain_s": 9,
-    }  # fmt: skip
-    return tritonserver_flags(**given | changes)
+def flags(gpu: bool = True) -> list[str]:
+    settings = ServeSettings(
+        bind_address="10.0.0.1",
+        drain_timeout_s=9,
+        tls_cert=Path("/c"),
+        tls_key=Path("/k"),
+        trace_url="http://host",
+    )
+    return tritonserver_flags(settings, Path("/hiscore-x"), Ports(1, 2, 3), "127.0.0.1", gpu)
 
 
 def test_every_argument_has_its_flag() -> None:
     assert {
-        "--id=hiscore-x", "--model-repository=/models", "--backend-directory=/backends", "--exit-timeout-secs=9",
+        "--id=hiscore-x", "--model-repository=/hiscore-x/models", "--backend-directory=/hiscore-x/backends",
+        "--exit-timeout-secs=9",
         "--http-address=127.0.0.1", "--http-port=1", "--grpc-address=10.0.0.1", "--grpc-port=2",
-        "--metrics-address=10.0.0.1", "--metrics-port=3", "--tls", "--trace",
+        "--metrics-address=10.0.0.1", "--metrics-port=3", "--grpc-server-cert=/c",
+        "--trace-config=opentelemetry,url=http://host",
         "--backend-config=python,shm-region-prefix-name=hiscore-x",
         "--backend-config=python,shm-default-byte-size=67108864",
         "--backend-config=python,shm-growth-byte-size=67108864",

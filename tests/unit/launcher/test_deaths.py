@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.launcher.deaths import OomKills, describe, exit_code, zombie_status
+from hiscore.launcher.deaths import OomKills, describe, zombie_exit_code
 from tests.support.timeouts import TIMEOUT_S
 
 
@@ -36,17 +36,17 @@ def test_description(code: int | None, out_of_memory: bool, expected: str) -> No
 def test_the_status_of_a_process_that_nobody_has_reaped(end: str, expected: int) -> None:
     process = subprocess.Popen([sys.executable, "-c", end], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + TIMEOUT_S
-    while (status := zombie_status(process.pid)) is None:
+    while (code := zombie_exit_code(process.pid)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert exit_code(status) == expected == process.wait()
-    assert exit_code(zombie_status(process.pid)) is None  # reaped
+    assert code == expected == process.wait()
+    assert zombie_exit_code(process.pid) is None  # reaped
 
 
 def test_a_process_that_lives_has_no_status() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert zombie_status(process.pid) is None
+        assert zombie_exit_code(process.pid) is None
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

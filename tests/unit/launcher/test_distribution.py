@@ -64,7 +64,7 @@ def test_a_tritonserver_named_by_the_environment_is_taken(
 ) -> None:
     for name in ("bin/tritonserver", f"backends/python/{STUB}"):
         (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).touch()
+        (tmp_path / name).touch(0o755)
     monkeypatch.setenv("TRITONSERVER", str(tmp_path / "bin/tritonserver"))
     monkeypatch.setenv("TRITON_BACKENDS", str(tmp_path / "backends"))
     monkeypatch.setenv("TRITON_LIBS", "/one:/two")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hiscore.launcher import device_choice, early_checks
-from hiscore.launcher.early_checks import check_device, check_early, check_files, check_ports, check_tls
+from hiscore.launcher.early_checks import check_device, check_ports, check_tls
 from hiscore.launcher.errors import LaunchError
 from hiscore.settings import ServeSettings
 from tests.support.certificates import make_ca, sign
@@ -30,15 +30,6 @@ def test_a_gpu_that_is_not_there_is_refused(gpu: list[str]) -> None:
     ):
         check_device(ServeSettings(device="cuda"))
     check_device(ServeSettings(device="auto"))
-
-
-@pytest.mark.parametrize("name", ["api_keys_file", "calibration", "prompt_template"])
-def test_a_file_of_the_api_that_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
-    check_files(ServeSettings(prompt_template="yes-no"))  # the control
-    (tmp_path / "here").write_text("")
-    check_files(ServeSettings(**{name: str(tmp_path / "here")}))
-    with pytest.raises(LaunchError, match=f"{name.upper()} names .*gone, which is not a file"):
-        check_early(ServeSettings(**{name: str(tmp_path / "gone")}))
 
 
 def test_fp8_needs_a_gpu(gpu: list[str]) -> None:
@@ -127,10 +118,3 @@ def test_files_that_tls_cannot_use_are_told_apart(tmp_path: Path) -> None:
     ):
         with pytest.raises(LaunchError, match=message):
             check_tls(ServeSettings(tls_cert=cert, tls_key=key, tls_client_ca=client_ca))
-
-
-def test_all_of_them_run(gpu: list[str]) -> None:
-    gpu.append("none")
-    for bad in ({"device": "cuda"}, {"http_port": 34_567, "grpc_port": 34_567}, {"tls_cert": Path(__file__)}):
-        with pytest.raises(LaunchError):
-            check_early(ServeSettings(**bad))

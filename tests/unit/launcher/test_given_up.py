@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hiscore.launcher.errors import NeverReady
-from hiscore.launcher.given_up import TOO_LONG_S, WAIT, GivenUp
 from hiscore.launcher.process import Process
+from hiscore.launcher.stubs import TOO_LONG_S, WAIT, GivenUp
 from tests.support.timeouts import wait_until
 
 SERVER, MODEL, OTHER = 10, 20, 30

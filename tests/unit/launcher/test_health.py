@@ -20,17 +20,6 @@ RESTARTING: Any = SimpleNamespace(alive=True, unready="the server is being resta
 HANGING: Any = SimpleNamespace(alive=False, unready="", restarts=0)
 
 
-def test_liveness_is_the_watchdogs() -> None:
-    assert answer("/livez", WELL) == (200, "ok\n")
-    assert answer("/livez", RESTARTING) == (200, "ok\n")
-    assert answer("/livez", HANGING)[0] == 503
-
-
-def test_readiness_gives_its_reason() -> None:
-    assert answer("/readyz", WELL) == (200, "ok\n")
-    assert answer("/readyz", RESTARTING) == (503, "the server is being restarted\n")
-
-
 @pytest.mark.parametrize(("watchdog", "restarts", "healthy"), [(WELL, 3, 1), (RESTARTING, 4, 0)])
 def test_metrics(watchdog: Any, restarts: int, healthy: int) -> None:
     status, text = answer("/metrics", watchdog)

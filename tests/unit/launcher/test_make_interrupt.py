@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.launcher.make_interrupt import MakeInterrupt
+from hiscore.launcher.__main__ import MakeInterrupt
 from tests.support.processes import start_heeding_sigint
 
 
 @pytest.mark.slow
 def test_a_make_that_got_a_sigint_is_noticed(tmp_path: Path) -> None:
     script = (
-        "import time\nfrom hiscore.launcher.make_interrupt import MakeInterrupt\nwatch = MakeInterrupt()\n"
+        "import time\nfrom hiscore.launcher.__main__ import MakeInterrupt\nwatch = MakeInterrupt()\n"
         "print(watch.interrupted(), flush=True)\nwhile not watch.interrupted():\n    time.sleep(0.05)\n"
         "print('noticed', flush=True)\n"
     )

@@ -13,7 +13,6 @@ from hiscore.launcher.api import body_bytes
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.repository import (
     SHIPPED,
-    Change,
     changes,
     instances_on,
     select,
@@ -85,6 +84,7 @@ def test_each_model_reads_what_the_server_was_given(monkeypatch: pytest.MonkeyPa
         "selector": "quest", "dtype": "bfloat16", "log_format": "json",
         "generation_config": "checkpoint",
         "prefix_cache": True,
+        "adapters": "judge=/",
     }  # fmt: skip
     every = {name for declared in MODEL_SETTINGS.values() for name in declared.model_fields}
     numbers = sorted(every - set(given) - {"model"})
@@ -140,13 +140,6 @@ def test_one_of_several_scorers_is_handed_few_calls_at_once(
     given = {model: found[model].batch_calls for model in ("score", "tokenizer", "scorer")}
     # An ensemble with larger batches than its step does not load.
     assert given == {"score": calls, "tokenizer": 64, "scorer": calls}
-
-
-def test_a_repository_without_models_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        LaunchError, match=r"score/config\.pbtxt is missing: HISCORE_MODEL_REPOSITORY must name"
-    ):
-        write_repository(tmp_path, tmp_path / "to", {"score": Change()})
 
 
 def test_everything_is_served_by_default() -> None:

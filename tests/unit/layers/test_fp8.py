@@ -13,15 +13,11 @@ from hiscore.models.decoder import Decoder
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
-from hiscore.scoring.requests.options import ScoreOptions
-from hiscore.scoring.requests.request import ScoreRequest
-from hiscore.scoring.scorer import Scorer
 from tests.support.fp8 import EmulatedLinear, emulated_scorer, rounded
-from tests.support.scoring import use_runner
-from tests.support.strategies import Tokens, random_tokens
+from tests.support.scoring import SOFTMAX, score, use_runner
+from tests.support.strategies import random_tokens
 from tests.support.tiny_models import ATTENDING, FIRST, SIZES, VOCABULARY, make
 
-LABELS = np.array([5, 77, 401], np.int32)
 CPU = torch.device("cpu")
 
 
@@ -86,12 +82,12 @@ def test_a_decoder_in_fp8_equals_the_emulated_one(family: str, tmp_path: Path) -
     checkpoint = make(family, tmp_path)
     call = random_tokens(np.random.default_rng(6), 13, [1, 7, 0, 20, 3] * 4, VOCABULARY)
     scorer = load_decoder_scorer(checkpoint, "cpu", "bfloat16", 1_024, query_cache_bytes=0)
-    without = score(scorer, call)
+    (without,) = score(scorer, [call], SOFTMAX)
     slots = scorer.runner.pool.shape[1]
     use_runner(scorer, TorchRunner(Decoder(checkpoint, CPU, torch.bfloat16, fp8=True), slots))
-    expected = score(emulated_scorer(checkpoint), call)
+    (expected,) = score(emulated_scorer(checkpoint), [call], SOFTMAX)
     # Where sums in float32 and in float64 differ, a step of 1/8 may turn the other way. Seen: 0 to 0.007.
-    assert np.abs(score(scorer, call) - expected).mean() < 1e-2
+    assert np.abs(score(scorer, [call], SOFTMAX)[0] - expected).mean() < 1e-2
     # The control: without fp8. Seen: 0.018 and more.
     assert np.abs(without - expected).mean() > 1.5e-2
 
@@ -107,8 +103,3 @@ def test_a_projection_of_odd_size_is_refused_by_name(tmp_path: Path, monkeypatch
     Decoder(checkpoint, CPU, torch.bfloat16)
     with pytest.raises(UnsupportedCheckpoint, match=r"gate_proj.*\[200, 64\].*fp8 needs multiples of 16"):
         Decoder(checkpoint, CPU, torch.bfloat16, fp8=True)
-
-
-def score(scorer: Scorer, call: Tokens) -> np.ndarray:
-    ((answer,), _) = scorer.score([ScoreRequest(call.prompt(), LABELS, ScoreOptions(apply_softmax=True))])
-    return answer.scores

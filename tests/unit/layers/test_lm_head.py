@@ -60,12 +60,6 @@ def test_every_group_of_rows_gets_its_own_labels(slice_: int, monkeypatch: pytes
         start += rows
 
 
-def test_no_rows_have_no_probabilities() -> None:
-    head = LMHead(random(VOCABULARY, HIDDEN, seed=1), None)
-    (found,) = head.probabilities([(0, labels(1, 2))], nowhere())(torch.empty(0, HIDDEN))
-    assert found.shape == (0, 2)
-
-
 CERTAIN = 2_000
 
 
@@ -120,6 +114,25 @@ class Widest(TorchDispatchMode):
         if isinstance(found, torch.Tensor) and found.dtype == torch.float32:
             self.numbers = max(self.numbers, found.numel())
         return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("top", [None, 5])
+def test_logits_of_the_vocabulary_exist_for_a_slice_of_rows_alone(top: int | None) -> None:
+    """Whatever the rows: within the three slices that are planned (`models.activations.head_bytes`)."""
+    vocabulary, slices = 4_096, []
+    head = LMHead(torch.randn(vocabulary, 8), None)
+    for rows in (300, 1_500):
+        each, hidden = np.arange(rows), torch.randn(rows, 8)
+        compute = head.token_logprobs(each, each.astype(np.int32), top, nowhere())
+        with torch.inference_mode(), torch.profiler.profile(profile_memory=True) as profile:
+            compute(hidden)
+        found = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+        found.sort(key=lambda event: event.start_ns())
+        sizes = np.cumsum([event.nbytes() for event in found])
+        slices.append(sizes.max() / (4 * lm_head.ROW_SLICE * vocabulary))
+    assert 1 < slices[0] < 3
+    assert slices[1] == pytest.approx(slices[0], abs=0.1)
 
 
 def test_a_cpu_widens_a_head_in_bfloat16_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hiscore.layers.moe import looped, moe, route
-from hiscore.layers.weights import Experts
+from hiscore.layers.weights import Experts, Linear, Mlp
 from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
 from tests.support import tiny_dsa, tiny_models
@@ -54,7 +54,7 @@ def test_routing_by_sigmoid_equals_transformers(checkpoint: Path, count: int) ->
         torch.testing.assert_close(moe(weights, h), block(h), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "qwen3-moe-plain", "mixtral", "gpt-oss"])
+@pytest.mark.parametrize("family", ["qwen3-moe", "qwen3-moe-plain", "mixtral", "gpt-oss", "qwen3-hybrid-moe"])
 def test_routing_by_softmax_equals_transformers(family: str, tmp_path: Path) -> None:
     path = tiny_models.make(family, tmp_path)
     weights = Decoder(path, CPU, torch.float32).weights.layers[LAYER].mlp
@@ -107,7 +107,13 @@ def test_the_kernels_equal_pytorch(count: int, activation: str, biased: bool) ->
     found = moe_triton.expert_outputs(weights, h, chosen)
     torch.testing.assert_close(found, looped(weights, h, chosen), **near)
     torch.testing.assert_close(moe_triton.moe(weights, h), moe(weights, h), **near)
+    # A shared expert with a gate, whose logit is the router's last; biases are of other families.
+    pair = Mlp(Linear(random(8, 40, seed=8)), Linear(random(40, 4, seed=9)))
+    router = torch.cat((weights.router, random(1, 40, seed=10)))
+    gated = replace(weights, router=router, router_bias=None, shared=pair, gates_shared=True)
+    torch.testing.assert_close(moe_triton.moe(gated, h), moe(gated, h), **near)
     if count:
+        assert (moe(gated, h) - moe(replace(weights, router_bias=None, shared=pair), h)).abs().max() > 1e-2
         # Control: the pairs of a token exchanged.
         wrong = moe_triton.expert_outputs(weights, h, chosen.flip(1))
         assert (wrong - found).abs().max() > 1e-2

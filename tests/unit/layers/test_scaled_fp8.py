@@ -85,7 +85,7 @@ def test_what_is_not_finite_stays_so() -> None:
             assert out.isfinite().all(dim=1).tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize(("row_block", "columns"), [(128, 128), (64, 128), (8, 32)])
+@pytest.mark.parametrize(("row_block", "columns"), [(128, 128), (64, 128), (8, 32), (1, 64)])
 @pytest.mark.parametrize("rows", [0, 1, 20])
 @pytest.mark.parametrize("way", ["torch", "triton"])
 def test_a_product_equals_plain_arithmetic(way: str, rows: int, row_block: int, columns: int) -> None:

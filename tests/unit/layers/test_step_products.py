@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.kernels import gemv, pipelined_products
 from hiscore.layers import step_products
+from hiscore.layers.ops import Ops
 from hiscore.layers.step_products import StepProducts
-from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import LayerWeights, Linear, Mlp
 from tests.support.layers import random
@@ -84,7 +84,7 @@ def test_a_layer_of_a_step(
     assert isinstance(mlp, Mlp)
     results = []
     sizes = 4, 2, 32, 1e-6, "silu"
-    for ops in (TritonOps(*sizes, step_products=products), TorchOps(*sizes)):
+    for ops in (TritonOps(*sizes, step_products=products), Ops(*sizes)):
         x = random(rows, 128, seed=9).float()
         h = ops.add_norm(x, torch.zeros_like(x, dtype=torch.float16), None, of.input_norm)
         qkv = ops.project(of.qkv, h)

@@ -1,6 +1,5 @@
 """What is read of a config: the length of the context, and values that no model can have."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.facts import read_facts
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
+from tests.support.checkpoints import edited_config
 from tests.support.comparison import check
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens
@@ -50,10 +50,9 @@ def test_yarn_lengthens_the_context(positions: int, scaling: Any, length: int) -
 
 def test_a_call_beyond_the_original_context_equals_transformers(tmp_path: Path) -> None:
     checkpoint = make("qwen2", tmp_path)
-    config = json.loads((checkpoint / "config.json").read_text())
-    del config["rope_parameters"]
-    config |= {"max_position_embeddings": 160, "rope_theta": 10_000.0, "rope_scaling": QWEN_YARN}
-    (checkpoint / "config.json").write_text(json.dumps(config))
+    with edited_config(checkpoint) as config:
+        del config["rope_parameters"]
+        config |= {"max_position_embeddings": 160, "rope_theta": 10_000.0, "rope_scaling": QWEN_YARN}
     assert read_facts(checkpoint).context_length == 512
     call = random_tokens(np.random.default_rng(0), 470, [40, 3], VOCABULARY)
     scorer = load_decoder_scorer(checkpoint, "cpu", "float32", 128)
@@ -86,7 +85,7 @@ def test_sizes_that_no_model_has_are_named(model_type: str, changes: dict[str, A
 
 def test_what_transformers_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
     checkpoint = make("llama", tmp_path)
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps(config | {"hidden_size": "wide"}))
+    with edited_config(checkpoint) as config:
+        config["hidden_size"] = "wide"
     with pytest.raises(UnsupportedCheckpoint, match=r"transformers refuses config\.json: .*hidden_size"):
         read_architecture(checkpoint)

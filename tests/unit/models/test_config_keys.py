@@ -17,9 +17,11 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from hiscore.models import config
 from hiscore.models.config import read_architecture
 from hiscore.models.families import DECODER_FAMILIES
-from hiscore.scoring.decoder_scorer import load_decoder_scorer
+from hiscore.scoring import pair_scorer
+from hiscore.scoring.pair_scorer import make_scorer
 from hiscore.scoring.requests.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
+from hiscore.server.server_resources import ServerResources
 from tests.support.comparison import check
 from tests.support.config_mutations import TOGETHER, changed, keys_of, verdict_of, wrong
 from tests.support.scoring import LABELS, score
@@ -40,7 +42,7 @@ def read(checkpoint: Path) -> Any:
 
 
 def load(checkpoint: Path) -> Scorer:
-    return load_decoder_scorer(checkpoint, "cpu", "float32", 64, query_cache_bytes=0)
+    return make_scorer(checkpoint, "cpu", "float32", 64, 0, None, ServerResources())
 
 
 def truth(checkpoint: Path) -> tuple[np.ndarray, bool]:
@@ -57,7 +59,12 @@ verdict = partial(verdict_of, load, truth, compare)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "labels"), first_of(*((family, None) for family in FAMILIES), ("llama", 3), ("gemma2", 1))
+    ("family", "labels"),
+    first_of(
+        *((family, None) for family in FAMILIES),
+        *(("llama", 3), ("gemma2", 1)),
+        *((family, 2) for family in ("llama-mean", "embedding-gemma", "qwen2-both-ways")),
+    ),
 )
 def test_a_key_is_computed_as_by_transformers_or_refused(
     family: str, labels: int | None, tmp_path: Path
@@ -86,7 +93,8 @@ def test_control_a_key_of_another_family_that_transformers_obeys_is_found(
 def test_control_a_rule_that_is_missing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = changed(make("llama", tmp_path / "source"), tmp_path / "changed", is_causal=False)
     assert verdict(checkpoint) is None
-    monkeypatch.setattr(config, "unscorable", lambda config: None)
+    for module in (config, pair_scorer):
+        monkeypatch.setattr(module, "unscorable", lambda *_: None)
     assert str(verdict(checkpoint)).startswith("is computed otherwise")
 
 

@@ -13,7 +13,6 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 8,
     "intermediate_size": 14_336,
 }
-SIX = {"num_attention_heads": 48, "num_key_value_heads": 6}
 DSA: dict[str, Any] = {
     "model_type": "deepseek_v32",
     "num_attention_heads": 128,
@@ -44,7 +43,7 @@ WITH_IMAGES = {"model_type": "gemma3", "text_config": LLAMA | {"model_type": "ge
         (SIX_HEADS, 4, "neither a divisor nor a multiple of num_key_value_heads 6"),
         (LLAMA | {"intermediate_size": 14_338}, 4, "does not divide intermediate_size 14338"),
         (MOE, 8, "more than the 4 experts"),
-        ({"model_type": "bert"}, 2, "encoders compute on one device"),
+        ({"model_type": "bert"}, 2, "compute on one device"),
         (DSA, 3, "does not divide num_attention_heads 128"),
         (DSA | {"moe_intermediate_size": 2_050}, 4, "moe_intermediate_size x n_shared_experts 2050"),
         (DSA | {"n_routed_experts": 4}, 8, "more than the 4 experts"),

@@ -48,9 +48,6 @@ def test_an_encoder_is_scored_and_not_decoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["BertForMaskedLM"]}, "'BertForMaskedLM' of model_type 'bert' is none of"),
-        ({"architectures": ["BertModel"]}, "'BertModel' of model_type 'bert' is none of"),
-        ({"architectures": None}, "'none' of model_type 'bert' is none of"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised"),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is none of gelu"),
         ({"is_decoder": True}, "is_decoder"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hiscore.models.decoder import Decoder
@@ -20,6 +20,7 @@ from hiscore.models.quantization.tensors import ROWS_COMPARED
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
+from tests.support.checkpoints import edited_config, edited_tensors
 from tests.support.comparison import check
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import random_tokens
@@ -32,9 +33,8 @@ Tensors = dict[str, Tensor]
 
 
 def rewritten(checkpoint: Path, change: Callable[[Tensors], None]) -> Path:
-    tensors = load_file(checkpoint / "model.safetensors")
-    change(tensors)
-    save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    with edited_tensors(checkpoint) as tensors:
+        change(tensors)
     return checkpoint
 
 
@@ -153,10 +153,8 @@ def test_what_misfits_the_config_is_named(change: Callable[[Tensors], None], say
         load(rewritten(tied, change))
     if "holds" in says or "no tensor" in says:
         # Code of the checkpoint's own may be why.
-        config = tied / "config.json"
-        config.write_text(
-            json.dumps(json.loads(config.read_text()) | {"auto_map": {"AutoModel": "own.Class"}})
-        )
+        with edited_config(tied) as config:
+            config["auto_map"] = {"AutoModel": "own.Class"}
         with pytest.raises(UnsupportedCheckpoint, match=rf"{says}.*\(its auto_map names .* 'own.Class'"):
             load(tied)
 

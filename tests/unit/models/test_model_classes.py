@@ -14,22 +14,29 @@ from hiscore.models.text_towers import TEXT_TOWERS
 OF_TEXTS = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 OF_IMAGES = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 CLASSIFIERS = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+OF_TOKENS = auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
+OWN = {
+    "new": {"NewForSequenceClassification"},
+    "llama_bidirec": {"LlamaBidirectionalForSequenceClassification"},
+    "ministral": {each["mistral"] for each in (OF_TEXTS, CLASSIFIERS, OF_TOKENS)},
+    "qwen2": {"Qwen2ForRewardModel", "Qwen2ForProcessRewardModel"},
+    "qwen3": {"Qwen3ForRewardModel", "Qwen3ForGuardModel", "JinaForRanking"},
+}
+"""Classes that are not transformers' for a model_type: code of the checkpoint's own."""
+UNSERVED = {"deepseek_v3": {"DeepseekV3ForSequenceClassification", "DeepseekV3ForTokenClassification"}}
 
 
 def test_the_classes_are_those_that_transformers_loads() -> None:
-    """Those of the Auto classes: a causal LM of texts, or of texts and images, and a classifier."""
+    """Those of the Auto classes: a causal LM of texts, or of texts and images, and classifiers."""
     served = {*DECODER_FAMILIES, *DSA_FAMILIES, *ENCODER_FAMILIES, *TEXT_TOWERS}
     # Configs of a text tower alone have no class.
     assert served - {*MODEL_CLASSES} == {name for name in served if name.endswith("_vl_text")}
     assert {*MODEL_CLASSES} <= served
     for name, classes in MODEL_CLASSES.items():
         generates = {} if name in ENCODER_FAMILIES else OF_IMAGES if name in TEXT_TOWERS else OF_TEXTS
-        expected = {each for each in (generates.get(name), CLASSIFIERS.get(name)) if each}
-        if name == "new":
-            expected = {"NewForSequenceClassification"}  # Alibaba's own
-        if name == "ministral":
-            expected |= {OF_TEXTS["mistral"], CLASSIFIERS["mistral"]}
-        assert set(classes) == expected, name
+        found = (kind.get(name) for kind in (generates, CLASSIFIERS, OF_TOKENS))
+        known = {each for each in found if each} | OWN.get(name, set())
+        assert set(classes) == known - UNSERVED.get(name, set()), name
 
 
 @pytest.mark.parametrize("model_type", MODEL_CLASSES)

@@ -1,4 +1,4 @@
-"""Bytes that are planned for weights in fp8, against those of what is then loaded."""
+"""Bytes that are planned for weights, against those of what is then loaded."""
 
 from dataclasses import replace
 from functools import partial
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiscore.layers.block_fp8 import BlockFp8Linear
 from hiscore.layers.fp8 import Fp8Linear
+from hiscore.layers.scaled_fp8 import ScaledLinear
 from hiscore.layers.weights import Linear, Weights
 from hiscore.models import reader
 from hiscore.models.config import read_architecture
@@ -18,7 +18,8 @@ from hiscore.models.planned_weights import planned_bytes
 from hiscore.parallel.shard import Shard
 from tests.support import quantised, tiny_models
 from tests.support.quantised import SCHEMES
-from tests.support.tiny_models import FAMILIES, RECURRENT
+from tests.support.tiers import first_of
+from tests.support.tiny_models import ATTENDING, FAMILIES
 from tests.support.weights import held
 
 CPU = torch.device("cpu")
@@ -29,10 +30,10 @@ def quantise(family: str, scheme: str, directory: Path, leave: str = "layers.1.s
     return quantised.make(dense, SCHEMES[scheme](), directory / "quantised", (leave,))
 
 
-def assert_as_planned(checkpoint: Path, ranks: int) -> list[Weights]:
+def assert_as_planned(checkpoint: Path, ranks: int, fp8: bool = True) -> list[Weights]:
     a, _ = read_architecture(checkpoint)
     loads = [
-        partial(load_weights, checkpoint, a, dtype=torch.bfloat16, fp8=True, shard=Shard(rank, ranks))
+        partial(load_weights, checkpoint, a, dtype=torch.bfloat16, fp8=fp8, shard=Shard(rank, ranks))
         for rank in range(ranks)
     ]
     loaded = [load(CPU) for load in loads]
@@ -40,7 +41,7 @@ def assert_as_planned(checkpoint: Path, ranks: int) -> list[Weights]:
     return loaded
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", first_of(4, 1, 2, others=pytest.mark.slow))
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if "fp8" in name])
 def test_a_rank_holds_the_bytes_that_are_planned(scheme: str, ranks: int, tmp_path: Path) -> None:
     assert_as_planned(quantise("llama", scheme, tmp_path), ranks)
@@ -51,7 +52,7 @@ def test_what_no_kernel_takes_is_planned_as_it_is_kept(tmp_path: Path) -> None:
     for scheme, ranks, kept in (
         ("fp8-channel", 2, Fp8Linear),
         ("fp8-channel", 4, Linear),
-        ("fp8-block-32", 1, BlockFp8Linear),
+        ("fp8-block-32", 1, ScaledLinear),
         ("fp8-block-32", 2, Linear),
     ):
         for weights in assert_as_planned(quantise("llama", scheme, tmp_path / f"{scheme}-{ranks}"), ranks):
@@ -64,14 +65,14 @@ def test_control_a_plan_with_another_rule_differs(tmp_path: Path, monkeypatch: p
     a, _ = read_architecture(checkpoint)
     load = partial(load_weights, checkpoint, a, dtype=torch.bfloat16, fp8=True, shard=Shard(0, 2))
     loaded = sum(held(load(CPU)).values())
-    monkeypatch.setattr(reader, "BLOCKS", (16, 32))
+    monkeypatch.setattr(reader, "COLUMNS", (16, 32))
     assert planned_bytes(load) < 0.95 * loaded
 
 
 def test_what_is_read_with_weights_in_16_bits_is_planned_in_16_bits(tmp_path: Path) -> None:
     checkpoint = quantise("llama", "fp8-block-32", tmp_path, leave="layers.1.self_attn.k_proj")
     (weights,) = assert_as_planned(checkpoint, 1)
-    assert [type(layer.qkv) for layer in weights.layers[:2]] == [BlockFp8Linear, Linear]
+    assert [type(layer.qkv) for layer in weights.layers[:2]] == [ScaledLinear, Linear]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -82,11 +83,23 @@ def test_what_becomes_fp8_is_planned_so(scheme: str | None, ranks: int, tmp_path
         assert {type(layer.output) for layer in weights.layers} == {Fp8Linear}
 
 
+@pytest.mark.parametrize("family", first_of(*FAMILIES, others=pytest.mark.slow))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_family_is_planned_in_16_bits(family: str, ranks: int, tmp_path: Path) -> None:
+    if ranks == 1 or family in ATTENDING:
+        assert_as_planned(tiny_models.make(family, tmp_path), ranks, fp8=False)
+
+
+@pytest.mark.parametrize("scheme", first_of(*SCHEMES, others=pytest.mark.slow))
+def test_what_is_dequantised_is_planned_as_what_it_becomes(scheme: str, tmp_path: Path) -> None:
+    assert_as_planned(quantise("llama-biased", scheme, tmp_path), 1, fp8=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_planned(family: str, tmp_path: Path) -> None:
     assert_as_planned(
-        quantise(family, "fp8-block-32", tmp_path, leave="none"), 1 if family in RECURRENT else 2
+        quantise(family, "fp8-block-32", tmp_path, leave="none"), 2 if family in ATTENDING else 1
     )
 
 

@@ -36,7 +36,6 @@ LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausa
     ("changes", "says"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is none of llama,"),
-        ({"architectures": ["LlamaModel"]}, "'LlamaModel' of model_type 'llama' is none of LlamaForC"),
         ({"architectures": None}, "'none' of model_type 'llama' is none of"),
         (HQQ, "its weights are quantised by 'hqq'; served are fp8"),
         ({"hidden_act": "relu"}, "activation 'relu' is none of silu,"),
@@ -119,12 +118,12 @@ def test_any_config_is_served_or_refused(model_type: str, changes: st.DataObject
         assert reason is None or reason
 
 
-def test_a_family_with_an_indexer_is_for_decode_alone(tmp_path: Path) -> None:
+def test_a_family_with_an_indexer_is_for_decode_alone_on_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
     (tmp_path / "tokenizer.json").write_text("{}")
-    capabilities = servable(tmp_path)
+    capabilities = servable(tmp_path, on_gpu=True)
     assert capabilities.models == ("tokenizer", "decode")
-    assert "decode alone serves it" in capabilities.left_out["scorer"]
+    assert "set DEVICE=cpu" in capabilities.left_out["scorer"]
     assert capabilities.left_out["score"] == "it needs the scorer"
     assert capabilities.selectors == ("dsa", "dense")
     assert "quantised" in str(undecodable(DEEPSEEK | {"quantization_config": {"quant_method": "hqq"}}))
@@ -151,9 +150,9 @@ def test_a_checkpoint_of_no_family_has_no_selector(tmp_path: Path) -> None:
 
 
 def test_the_scorer_needs_more_than_a_family_that_is_computed() -> None:
-    assert unscorable(LLAMA) is unsupported(DEEPSEEK) is None
-    assert unscorable(DEEPSEEK) == (
-        "model_type 'deepseek_v32' attends to a selection of tokens: decode alone serves it"
+    assert unscorable(LLAMA) is unscorable(DEEPSEEK) is unsupported(DEEPSEEK) is None
+    assert unscorable(DEEPSEEK, on_gpu=True) == (
+        "model_type 'deepseek_v32' is scored on a CPU alone: set DEVICE=cpu"
     )
     assert "model_type 'mamba'" in str(unscorable(LLAMA | {"model_type": "mamba"}))
 

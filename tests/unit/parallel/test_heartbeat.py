@@ -54,7 +54,7 @@ def lost_at(lives: Callable[[float], bytes], set_by_peers: bool = False, is_busy
         lost.set()
         time.reached.set()
 
-    watch = HeartbeatMonitor({3: hears}, on_loss, busy, set_by_peers, time.wait)
+    watch = HeartbeatMonitor({3: hears}, on_loss, None if set_by_peers else busy, time.wait)
     assert time.reached.wait(TIMEOUT_S)
     if not at:
         watch.close()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import torch
 
 from hiscore.parallel.group import FEW
 from hiscore.parallel.leader import GRACE_S, Ranks, lead
-from hiscore.parallel.rank import OneRank, RankError
+from hiscore.parallel.rank import Leader, RankError
 from tests.support import rank_work
 from tests.support.tiers import first_of
 from tests.support.timeouts import TIMEOUT_S
@@ -38,7 +38,7 @@ time.sleep(60)
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks([CPU] * 3) as ranks:
+    with closing(Ranks([CPU] * 3)) as ranks:
         yield ranks
 
 
@@ -97,14 +97,14 @@ def test_a_rank_that_cannot_prepare_is_named_and_the_others_go_on(ranks: Ranks, 
 
 def test_one_device_needs_no_process() -> None:
     leader = lead([CPU])
-    assert isinstance(leader, OneRank)
+    assert type(leader) is Leader
     total, most, parts = leader.do(partial(rank_work.exchange, mine=4))
     assert total.tolist() == most.tolist() == parts.tolist() == [[4.0, 4.0]] * 3
 
 
 def test_threads_are_shared_out_and_given_back() -> None:
     before = torch.get_num_threads()
-    with Ranks([CPU] * 2):
+    with closing(Ranks([CPU] * 2)):
         assert torch.get_num_threads() == max(before // 2, 1)
     assert torch.get_num_threads() == before
 
@@ -147,7 +147,7 @@ def test_a_group_that_is_gone_writes_to_no_file_of_others(tmp_path: Path) -> Non
 @pytest.mark.parametrize("which", first_of(0, 1))
 def test_work_that_fails_ends_the_instance(which: int) -> None:
     ended = threading.Event()
-    with Ranks([CPU] * 2, end=ended.set) as ranks:
+    with closing(Ranks([CPU] * 2, end=ended.set)) as ranks:
         if which == 0:
             with pytest.raises(ValueError, match="no room here"):
                 ranks.do(partial(rank_work.fail_on, which=which))
@@ -159,7 +159,7 @@ def test_work_that_fails_ends_the_instance(which: int) -> None:
 def test_a_leader_that_is_closed_after_a_failure_ends_nothing_more() -> None:
     """The control is the test above: it does if it is not closed."""
     ended = threading.Event()
-    with Ranks([CPU], end=ended.set) as ranks, pytest.raises(ValueError, match="no room here"):
+    with closing(Ranks([CPU], end=ended.set)) as ranks, pytest.raises(ValueError, match="no room here"):
         ranks.do(partial(rank_work.fail_on, which=0))
     assert not ended.wait(2 * GRACE_S)
 

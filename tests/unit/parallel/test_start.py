@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from hiscore.parallel.start import devices_of, load_on
+from hiscore.parallel import start
+from hiscore.parallel.start import devices_of, load_on, use
 
 COUNT_WORKERS = """
 import psutil, sys, time, torch
@@ -59,3 +60,17 @@ def test_gpus_that_another_has_or_that_are_missing_are_refused(first: int, ranks
         ValueError, match=f"TENSOR_PARALLEL is {ranks}: an instance cannot begin at cuda:{first}"
     ):
         devices_of(torch.device("cuda", first), ranks, visible)
+
+
+@pytest.mark.parametrize(("cores", "processes", "threads"), [(8, 1, 3), (2, 1, 2), (2, 2, 1), (1, 4, 1)])
+def test_a_process_has_no_more_threads_than_its_share_of_the_cores(
+    cores: int, processes: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "usable_cores", lambda: cores)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        use(torch.device("cpu"), processes)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -6,11 +6,8 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.progress import Progress
 
 from perf import bench, bench_process, bench_steps
 from perf.bench_steps import Given, Step, missing
@@ -83,25 +80,6 @@ def test_every_step_is_a_module_of_perf(tmp_path: Path) -> None:
     assert "several GPUs" not in [step.name for step in bench_steps.gpu_steps(given, 1)]
 
 
-def test_a_step_that_is_interrupted_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "logs").mkdir()
-    started: list[Any] = []
-    popen = bench_process.subprocess.Popen
-    monkeypatch.setattr(
-        bench_process.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
-    )
-
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench_process.time, "sleep", interrupt)
-    with pytest.raises(KeyboardInterrupt), Progress(console=Console(quiet=True)) as progress:
-        bench_process.run(Step("slow", "quality", ("--help",), 60), tmp_path, progress)
-    assert started[0].returncode is not None
-
-
 def test_a_step_that_hangs_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., int]
 ) -> None:
@@ -117,50 +95,10 @@ def test_a_step_that_hangs_is_stopped(
     assert "stopped after" in (tmp_path / "out/logs/a-hanging-one.txt").read_text()
 
 
-def test_what_does_not_fit_is_not_started_and_is_done_when_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., int]
-) -> None:
-    both = [good(tmp_path), good(tmp_path, 50_000, "a long one")]
-    assert run(both, "--minutes", "500") == 1
-    record = json.loads((tmp_path / "bench.json").read_text())
-    assert [step["name"] for step in record["steps"]] == ["a good one"]
-    assert record["not_run"][0].startswith("a long one: it needs 50000 s")
-    assert "- Not run: a long one" in (tmp_path / "report.md").read_text()
-
-    started: list[str] = []
-    run_step = bench_process.run
-    monkeypatch.setattr(bench, "run", lambda step, *more: started.append(step.name) or run_step(step, *more))
-    assert run(both, "--resume") == 0
-    assert started == ["a long one"]
-    record = json.loads((tmp_path / "bench.json").read_text())
-    assert [step["name"] for step in record["steps"]] == ["a good one", "a long one"]
-
-
-def test_an_interrupt_leaves_a_record_and_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., int]
-) -> None:
-    def interrupted(step: Step, *_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench, "run", interrupted)
-    assert run(steps(tmp_path)) == 1
-    (step,) = json.loads((tmp_path / "bench.json").read_text())["steps"]
-    assert (step["name"], step["code"]) == ("a lost one", bench.INTERRUPTED)
-    assert (tmp_path / "report.md").exists()
-
-
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     every = bench_steps.gpu_steps(Given(tmp_path, None, None), 1)
     named = {step.measurement for step in every if missing(step, Given(tmp_path, None, None))}
-    assert named == {"quality", "quality_served", "score_load", "serving", "trace", "text_cost", "cpu_cost"}
+    assert named == {"quality", "quality_served", "score_load", "serving", "text_cost", "cpu_cost"}
     with_tokenizer = {step.measurement for step in every if missing(step, Given(tmp_path, None, tmp_path))}
     assert with_tokenizer == {"quality", "quality_served"}
     assert not any(missing(step, Given(tmp_path, tmp_path, tmp_path)) for step in every)
-
-
-def test_results_go_where_none_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "RESULTS", tmp_path)
-    first = bench.directory_for("Intel(R) Xeon(R) CPU @ 2.20GHz")
-    assert first.name.startswith("intel-xeon-cpu-2-20ghz-2")
-    first.mkdir()
-    assert bench.directory_for("Intel(R) Xeon(R) CPU @ 2.20GHz").name == f"{first.name}-2"

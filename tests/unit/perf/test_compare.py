@@ -64,32 +64,6 @@ def test_an_open_loops_rate_is_what_was_offered_and_no_result() -> None:
     assert "64 in flight: items/s" in changes(SERVING, SERVING)
 
 
-def test_streams_and_times_by_token_are_compared() -> None:
-    times = dict.fromkeys(("mean", "p50", "p99"), 10.0)
-    window = {"group": "sweep", "name": "4 at once", "output_tokens_per_s": 100.0}
-    old = {"windows": [{**window, **{name: dict(times) for name in ("ttft", "tpot", "itl")}}]}
-    slower, fewer = copy.deepcopy(old), copy.deepcopy(old)
-    slower["windows"][0]["tpot"]["mean"] = 11.0
-    fewer["windows"][0]["output_tokens_per_s"] = 90.0
-    assert [name for name, change in changes(old, slower).items() if change.worse] == ["4 at once: tpot mean"]
-    assert [name for name, change in changes(old, fewer).items() if change.worse] == ["4 at once: tokens/s"]
-    assert not any(change.moved for change in changes(old, old).values())
-    # A Poisson window's rate is another in every run.
-    old["windows"].append({**old["windows"][0], "group": "poisson"})
-    assert len(changes(old, old)) == 7
-
-
-def test_every_arm_of_decoding_has_its_own_time() -> None:
-    arm = {"ratio": {"median": 1.0}, "tpot_ms": 2.5}
-    old = {"groups": {"backup": {"ring": dict(arm), "blocking": dict(arm)}}}
-    later = copy.deepcopy(old)
-    later["groups"]["backup"]["ring"]["tpot_ms"] *= 1.1
-    assert len(changes(old, old)) == 2
-    assert [name for name, change in changes(old, later).items() if change.moved] == [
-        "backup: ring, ms a token"
-    ]
-
-
 def test_a_ratio_moves_when_its_interval_leaves_the_old_one() -> None:
     assert not changes(ablation(1.20), ablation(1.17))[
         "overlap: off"

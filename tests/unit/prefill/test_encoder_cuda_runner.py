@@ -13,12 +13,12 @@ from tests.support.dense_pairs import forwards_of
 
 @pytest.mark.parametrize("lengths", [[3], [1] * 5, [40, 1, 200], [2] * 127, [2] * 128, [1] * 300])
 def test_products_have_enough_rows_and_pairs_their_own(lengths: list[int]) -> None:
-    for rules in (PairRules(), PairRules(reads_all=True)):
+    for rules in (PairRules(), PairRules(reads="last"), PairRules(reads="all")):
         (forward,) = forwards_of(lengths, 1_000, rules)
         scored, rows_of = pad_pairs(forward)
         assert min(len(scored), len(rows_of)) >= MIN_ROWS
         assert scored[: len(forward.scored_rows)].tolist() == forward.scored_rows.tolist()
-        if rules.reads_all:
+        if rules.reads == "all":
             assert rows_of[: len(lengths)].tolist() == lengths
             assert rows_of.sum() == len(scored)  # every row belongs to a pair, or to the padding
             assert np.flatnonzero(rows_of[len(lengths) :]).tolist() in (

@@ -2,7 +2,6 @@
 
 import doctest
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from hiscore.batching.batched_model import WholeJobs
+from hiscore.batching.batched_model import BatchPlan
 from hiscore.batching.batcher import Batcher
 from hiscore.decoding.engine.engine import DecodeEngine
 from hiscore.decoding.requests.sampling_params import SamplingParams
@@ -24,8 +23,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 OPENINGS = {"What", "How", "Whether", "Where", "Of", "As", "Those", "If"}
 """First words after which a reader does not yet know what is spoken of."""
-NOTHING = {"where", "which", "what", "how many", "which it is", "where it is", "where they are"}
-"""All that some lines on parameters used to say."""
 
 
 def headless(source: str) -> list[str]:
@@ -63,36 +60,6 @@ def test_control_an_opening_is_noticed(text: str, is_headless: bool) -> None:
     assert bool(headless(below_a_function)) == bool(headless(below_an_attribute)) == is_headless
 
 
-def silent_entries(source: str) -> list[str]:
-    """Lines of ``Args`` and ``Attributes`` that say no more than the parameter's name."""
-    entries = re.findall(r"^ +(\w+): (\w+(?: \w+){0,2})\.$", source, re.MULTILINE)
-    return [
-        f"{name}: {text}."
-        for name, text in entries
-        if text.lower() in {*NOTHING, *(f"{article} {name.replace('_', ' ')}" for article in ("the", "its"))}
-    ]
-
-
-def test_no_parameter_has_a_line_that_says_nothing() -> None:
-    found = {
-        path.relative_to(ROOT).as_posix(): lines
-        for path in sorted((ROOT / "hiscore").rglob("*.py"))
-        if (lines := silent_entries(path.read_text()))
-    }
-    assert found == {}
-
-
-def test_control_a_line_that_says_nothing_is_noticed() -> None:
-    lines = [
-        "device: Where.",
-        "cache: The cache.",
-        "count: How many.",
-        "tokens: int32 [n].",
-        "cache: None: none.",
-    ]
-    assert silent_entries("\n".join(f"        {line}" for line in lines)) == lines[:3]
-
-
 class Doubler:
     """A `BatchedModel` whose jobs are numbers."""
 
@@ -101,8 +68,8 @@ class Doubler:
     def cost(self, job: int) -> int:
         return 1
 
-    def plan(self) -> WholeJobs[int]:
-        return WholeJobs(self.cost)
+    def plan(self) -> BatchPlan[int]:
+        return BatchPlan(self.cost)
 
     def launch(self, jobs: list[int]) -> "Iterator[Doubled]":
         yield Doubled([2 * job for job in jobs])

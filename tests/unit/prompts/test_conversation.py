@@ -42,6 +42,36 @@ def test_it_has_the_ids_that_transformers_gives(checkpoint: Path, source: str, t
     assert not found.reasoning
 
 
+# As in Llama Guard 3 1B and LLaVA; the second fails on texts.
+OF_PARTS = [
+    "{% for m in messages %}<|im_start|>{{ m.role }}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}"
+    "<|im_end|>{% endfor %}<|im_start|>assistant",
+    "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content[0]['text'].strip() + '<|im_end|>' }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", OF_PARTS)
+def test_templates_of_parts_alone_get_parts(source: str, tmp_path: Path) -> None:
+    """The kind: contents that a template passes over, so that the model answers nothing that was asked."""
+    checkpoint = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is a panda?"}]
+    told = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    text = reference.apply_chat_template(
+        told, chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    assert "panda" in text
+    expected = reference(text, add_special_tokens=False)["input_ids"]
+    made = conversations(checkpoint, source)
+    assert made.prompt(messages, None).ids == made.prompt(told, None).ids == expected
+    assert made.end_ids == reference("<|im_end|>", add_special_tokens=False)["input_ids"][:1]
+    # The control: a template that reads texts gets them.
+    joined = "{% for m in messages %}{{ m.content + m.role }}{% endfor %}"
+    text = "Be kind.systemWhat is a panda?user"
+    assert conversations(checkpoint, joined).prompt(messages, None).ids == reference(text)["input_ids"]
+
+
 SOURCES = {
     "qwen3": chat_templates.QWEN3,
     "tags": chat_templates.TAGS,

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
-from hiscore.prompts.token_limits import TokenLimits, TooMuchText
-from hiscore.prompts.truncation import CutPairs, Truncation, cut_pairs, longest_first
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText, Truncation
+from hiscore.prompts.truncation import CutPrompts, cut_pairs, longest_first
 from tests.support import tiny_tokenizers
 from tests.support.encoding import ids_of_pairs
 from tests.support.tiny_encoders import ENCODERS
@@ -37,7 +37,7 @@ def cut(
     documents: list[str],
     how: Truncation,
     context: int = CONTEXT,
-) -> CutPairs:
+) -> CutPrompts:
     queries = [query] * len(documents) if isinstance(query, str) else query
     return cut_pairs(prompts, queries, documents, None, how, TokenLimits(context, 10_000))
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.prompts.answer_parts import Content, Reasoning
-from hiscore.prompts.reasoning import ReasoningReader
+from hiscore.prompts.answer_parts import Content, Reasoning, ReasoningReader
 
 
 def read(begun: bool, pieces: list[str]) -> tuple[str, str]:

@@ -15,15 +15,16 @@ from transformers import AutoTokenizer
 
 from hiscore.checkpoint import resolve
 from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
-from hiscore.prompts.families import FAMILIES, UNKNOWN, WEB_SEARCH, FoundFamily, find_family
+from hiscore.prompts.families import FAMILIES, UNKNOWN, FoundFamily, find_family
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import RerankPrompts, make_prompts
 from hiscore.prompts.shared_beginning import Prompts, share
-from hiscore.prompts.token_limits import TokenLimits, TooMuchText
-from hiscore.prompts.truncation import Truncation, cut_prompts
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText, Truncation
+from hiscore.prompts.truncation import cut_prompts
 from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers
 from tests.support.chat_templates import CHATML
+from tests.support.encoding import ids_of_pairs
 
 # The model card of Qwen/Qwen3-Reranker-0.6B, and mxbai_rerank_v2.py of mixedbread-ai/mxbai-rerank.
 QWEN3 = (
@@ -70,6 +71,22 @@ def test_mxbai_rerank_is_asked_as_its_code_says(qwen: Path) -> None:
     assert prompts.text("q", "d", "i") == MXBAI.format(instruction=instruction, query="q", document="d")
 
 
+def test_nemotron_rerank_is_asked_as_its_card_says(qwen: Path, tmp_path: Path) -> None:
+    """One text, known by the model_type alone."""
+    copied = Path(shutil.copytree(qwen, tmp_path / "fine-tuned"))
+    (copied / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|endoftext|>"}))
+    config = {
+        "model_type": "llama_bidirec",
+        "architectures": ["LlamaBidirectionalForSequenceClassification"],
+        "id2label": {"0": "LABEL_0"},
+    }
+    (copied / "config.json").write_text(json.dumps(config))
+    prompts, recipe = make_prompts(copied)
+    assert isinstance(prompts, RerankPrompts)
+    assert prompts.text("q", "d") == "<|endoftext|>question:q \n \n passage:d"
+    assert str(recipe) == "template nemotron-rerank (files), scored by its one label (files)"
+
+
 @pytest.mark.slow
 def test_bge_reranker_gemma_is_asked_as_its_card_says() -> None:
     """Its score is the logit of one label."""
@@ -109,7 +126,7 @@ FIELDS = ("query", "document", "instruction")
 
 
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("template", [*FAMILIES])
+@pytest.mark.parametrize("template", [name for name in FAMILIES if not FAMILIES[name].guard])
 def test_no_field_forms_a_special_token(checkpoint: Path, template: str, field: str) -> None:
     """Every special token of every tokenizer, in every field of every template."""
     prompts = prompts_of(checkpoint, template)
@@ -174,7 +191,7 @@ def test_what_cannot_work_is_said_at_the_start(qwen: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match="neither a file nor one of"):
         RerankPrompts(qwen, "nothing")
     with pytest.raises(ValueError, match=r"'relevant indeed' does not add one token .* set PROMPT_LABELS"):
-        RerankPrompts(qwen, labels=("relevant indeed", "no"))
+        RerankPrompts(qwen, labels=("relevant indeed", ""))
     with pytest.raises(ValueError, match="the same token"):
         RerankPrompts(qwen, labels=("yes", "yes"))
     own = tmp_path / "own.jinja"
@@ -182,6 +199,17 @@ def test_what_cannot_work_is_said_at_the_start(qwen: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match="does not add one token"):
         # "apple" is a token alone, "an" + "s" merges.
         RerankPrompts(qwen, str(own), ("s", "d"))
+
+
+def test_labels_of_a_setting_may_have_several_tokens(qwen: Path) -> None:
+    prompts, reference = (
+        RerankPrompts(qwen, labels=("relevant indeed", "no")),
+        AutoTokenizer.from_pretrained(qwen),
+    )
+    own = [reference(text)["input_ids"] for text in ("relevant indeed", "no")]
+    assert prompts.label_lengths == [*map(len, own)] == [len(own[0]), 1]
+    assert prompts.label_ids == own[0] + own[1]
+    assert RerankPrompts(qwen, labels=("yes", "no")).label_lengths is None
 
 
 def test_a_file_may_name_its_labels(qwen: Path, tmp_path: Path) -> None:
@@ -252,8 +280,14 @@ def test_labels_are_the_tokens_with_which_an_answer_begins(
         answers = [reference(end, add_special_tokens=False)["input_ids"][begun] for end in ends]
         assert prompts.label_ids == answers
     # Others are what the setting says, as it is written.
-    with pytest.raises(ValueError, match="does not add one token"):
-        RerankPrompts(checkpoint, labels=("  Yes", "No"))
+    own = RerankPrompts(checkpoint, labels=("  Yes", "No"))
+    begun = own.tokenizer.encode([own.text("a", "b")])[0]
+    behind = [
+        reference(own.text("a", "b") + each, add_special_tokens=False)["input_ids"]
+        for each in ("  Yes", "No")
+    ]
+    assert own.label_ids == [token for each in behind for token in each[len(begun) :]]
+    assert own.label_lengths is not None
 
 
 TEXTS = ["an apple"] * 2 + [
@@ -268,7 +302,7 @@ TEXTS = ["an apple"] * 2 + [
 ]
 
 
-@pytest.mark.parametrize("template", [*FAMILIES])
+@pytest.mark.parametrize("template", [name for name in FAMILIES if not FAMILIES[name].guard])
 @pytest.mark.parametrize("query", ["Is it a fruit?", "", "an ", "日本"])
 def test_tokens_are_those_of_whole_prompts(checkpoint: Path, template: str, query: str) -> None:
     prompts = prompts_of(checkpoint, template)
@@ -330,7 +364,7 @@ def test_a_classifier_takes_pairs_unless_it_has_a_template(qwen: Path, tmp_path:
         write_config(directory, architectures=["Qwen3ForSequenceClassification"], id2label={"0": "LABEL_0"})
     prompts, recipe = make_prompts(named)
     assert isinstance(prompts, RerankPrompts)
-    assert str(recipe) == "template qwen3-reranker (name), scored by its one label (files)"
+    assert str(recipe).startswith("template qwen3-reranker (name), scored by its one label (files)")
     pairs, recipe = make_prompts(plain)
     assert isinstance(pairs, PairPrompts)
     assert str(recipe) == "template pair (guess), scored by its one label (files)"
@@ -354,18 +388,15 @@ answer can only be "yes" or "no".<|im_end|>
 <think>
 
 </think>{{ "\n\n" }}"""
-WEB_ROLES = ROLES.replace("INSTRUCTION", WEB_SEARCH)
 ZERANK = """{% for m in messages %}<|im_start|>{{ {'query': 'system', 'document': 'user'}[m.role] }}
 {{ m.content }}<|im_end|>
 {% endfor %}<|im_start|>assistant
 """
-LOGIT_SCORE = [{"type": "sentence_transformers.base.modules.transformer.Transformer"},
-               {"type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}]  # fmt: skip
 PROMPTED = {"prompts": {"query": "Judge kindly."}, "default_prompt_name": "query"}
 CLASSIFIER = {"architectures": ["Qwen3ForSequenceClassification"]}
 ONE, TWO = {"0": "LABEL_0"}, {"0": "0", "1": "1"}
 BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "id2label": ONE}
-REFUSED = "rerank requests are not scored so yet: set PROMPT_TEMPLATE"
+REFUSED = "not which tokens are its labels: set PROMPT_TEMPLATE"
 
 
 @pytest.mark.parametrize(
@@ -373,22 +404,18 @@ REFUSED = "rerank requests are not scored so yet: set PROMPT_TEMPLATE"
     [
         ("reranker", {}, {"chat_template.jinja": CHATML}, {},
          "template yes-no (guess), scored by 'Yes' against 'No' (guess)"),
-        ("reranker", {}, {"chat_template.jinja": WEB_ROLES, "modules.json": LOGIT_SCORE}, {},
-         "template qwen3-reranker (files), scored by 'yes' against 'no' (files)"),
-        ("reranker", {}, {"chat_template.jinja": ROLES, "config_sentence_transformers.json": PROMPTED}, {},
-         "template qwen3-reranker (files), scored by 'yes' against 'no' (files)"),
-        # The controls: another instruction, another end, another template, another module, a prompt of its own.
+        ("Qwen3-Reranker", {}, {"chat_template.jinja": ROLES, "config_sentence_transformers.json": PROMPTED}, {},
+         "template chat_template (files), scored by 'yes' against 'no' (name)"),
+        # The controls: nothing names the labels; a prompt of its own.
         ("reranker", {}, {"chat_template.jinja": ROLES}, {}, f"roles query and document, and {REFUSED}"),
-        ("reranker", {}, {"chat_template.jinja": WEB_ROLES.partition("{{ \"")[0]}, {}, REFUSED),
         ("zerank-2", {}, {"chat_template.jinja": ZERANK}, {}, REFUSED),
-        ("ctxl", {}, {"modules.json": LOGIT_SCORE}, {}, f"modules.json names LogitScore, and {REFUSED}"),
-        ("ettin", BERT, {"modules.json": LOGIT_SCORE}, {}, f"modules.json names LogitScore, and {REFUSED}"),
-        ("minilm", BERT, {"config_sentence_transformers.json": PROMPTED}, {}, "default prompt 'Judge kindly.'"),
-        # What is set wins; a name that is known wins over files that say something else, which is said.
+        ("minilm", BERT, {"config_sentence_transformers.json": PROMPTED}, {},
+         "template pair (files), scored by its one label (files)"),
+        # What is set wins; files win over a name, of which the labels are where they are silent.
         ("zerank-2", {}, {"chat_template.jinja": ZERANK}, {"template": "mxbai-rerank-v2", "labels": ("yes", "")},
          "template mxbai-rerank-v2 (setting), scored by 'yes' (setting)"),
         ("Qwen3-Reranker-0.6B", {}, {"chat_template.jinja": ZERANK}, {},
-         "template qwen3-reranker (name), scored by 'yes' against 'no' (name)"),
+         "template chat_template (files), scored by 'yes' against 'no' (name)"),
         ("model", {**CLASSIFIER, "id2label": ONE, "classifier_from_token": ["no", "yes"]}, {}, {},
          "template qwen3-reranker (files), scored by its one label (files)"),
         ("model", {**CLASSIFIER, "num_labels": 1, "classifier_from_token": ["0", "1"]}, {}, {},
@@ -417,13 +444,11 @@ def test_what_files_say_is_done_or_refused(
             make_prompts(checkpoint, **given)
         return
     prompts, recipe = make_prompts(checkpoint, **given)
-    assert str(recipe) == says
+    assert str(recipe).partition(", instruction")[0] == says
     template = recipe.template.value
     guess = f"the template {template} is a guess: neither the model's name nor its files say how it ranks"
-    asks = "the model's chat template asks otherwise than qwen3-reranker, which its name chose"
-    told = [f"{guess} (PROMPT_TEMPLATE)"] * ("(guess)" in says) + [asks] * ("Reranker" in name)
-    assert recipe.warnings == told
-    if "config_sentence_transformers.json" in files:
+    assert recipe.warnings == [f"{guess} (PROMPT_TEMPLATE)"] * ("(guess)" in says)
+    if "chat_template.jinja" in files and "config_sentence_transformers.json" in files:
         assert "<Instruct>: Judge kindly.\n" in prompts.text("q", "d")
 
 
@@ -433,23 +458,35 @@ def test_only_what_was_asked_for_is_cut(qwen: Path) -> None:
     query, documents = "What is it? " * 9, ["The item is: an apple. " * 30, "an apple"]
     whole = prompts.ids([query] * 2, documents)
     untouched = cut_prompts(prompts, [query] * 2, documents, None, Truncation(), limits)
-    assert (untouched.prompts, untouched.documents, untouched.query) == (whole, [False, False], False)
+    assert (untouched.prompts, untouched.cut) == ([(range(2), whole)], [False, False])
     short = cut_prompts(prompts, [query] * 2, documents, None, Truncation(query=4, document=5), limits)
-    assert (short.documents, short.query) == ([True, False], True)
+    assert short.cut == [True, True]
     longest = max(len(whole.query) + len(item) for item in whole.items)
     for left in (False, True):
         within = Truncation(prompt=longest - 50, left=left)
         fitted = cut_prompts(prompts, [query] * 2, documents, None, within, limits)
-        assert fitted.documents == [True, False]
-        assert max(len(fitted.prompts.query) + len(item) for item in fitted.prompts.items) <= longest - 50
+        assert fitted.cut == [True, False]
+        assert max(map(len, ids_of_pairs(fitted))) <= longest - 50
     empty = prompts.ids([query], [""])
     least = len(empty.query) + len(empty.items[0])
     # Also where the limit falls into a character of several tokens.
     for tokens, left in itertools.product(range(least, least + 12), (False, True)):
         within = Truncation(prompt=tokens, left=left)
         fitted = cut_prompts(prompts, [query], ["🦄苹果กล้วย" * 300], None, within, limits)
-        assert tokens - 4 < len(fitted.prompts.query) + len(fitted.prompts.items[0]) <= tokens
+        assert tokens - 4 < len(ids_of_pairs(fitted)[0]) <= tokens
     fitted = cut_prompts(prompts, [query] * 2, documents, None, Truncation(prompt=least), limits)
-    assert all(len(fitted.prompts.query) + len(item) <= least for item in fitted.prompts.items)
+    assert max(map(len, ids_of_pairs(fitted))) <= least
     with pytest.raises(TooMuchText, match=f"{least} tokens .* at most {least - 1}"):
         cut_prompts(prompts, [query] * 2, documents, None, Truncation(prompt=least - 1), limits)
+
+
+def test_a_template_need_not_take_empty_texts(checkpoint: Path, tmp_path: Path) -> None:
+    """The kind: a refusal of what no caller sent. In the control the caller sends it."""
+    template = tmp_path / "own.jinja"
+    template.write_text(
+        "{% if not query %}{{ raise_exception('no query') }}{% endif %}{{ query }} {{ document }}"
+    )
+    prompts = RerankPrompts(checkpoint, str(template), is_classifier=True)
+    assert prompts.characters(["a fruit"], ["apple"]) > 0
+    with pytest.raises(PromptError, match="no query"):
+        prompts.ids([""], ["apple"])

@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer
 
-from hiscore.prompts.cannot_encode import CannotEncode
 from hiscore.prompts.tokenizer import PromptTokenizer
 from hiscore.prompts.tracked_text import own
+from hiscore.tokenization.panics import CannotEncode
 from hiscore.tokenization.text_encoder import any_of
 from tests.support import tiny_tokenizers
 
@@ -97,17 +97,6 @@ def test_a_vocabulary_that_gives_one_from_plain_text_is_refused(tmp_path: Path) 
     path.write_text(json.dumps(state))
     with pytest.raises(CannotEncode, match="'word'"):
         PromptTokenizer(directory).encode_texts(["word"])
-
-
-def test_cut_keeps_whole_tokens_from_either_end(checkpoint: Path) -> None:
-    tokenizer, text = PromptTokenizer(checkpoint), "Is this a fruit? Answer Yes or No."
-    assert tokenizer.cut(text, 1_000) == text
-    assert tokenizer.cut(text, 0) == ""
-    for tokens in (1, 3, 6):
-        first, last = tokenizer.cut(text, tokens), tokenizer.cut(text, tokens, left=True)
-        assert text.startswith(first)
-        assert text.endswith(last)
-        assert 0 < len(tokenizer.encode_texts([first])[0]) <= tokens
 
 
 OF_SEVERAL_TOKENS = ["🦄🦄🦄", "果物は🍏 และ 한국 हि", "a🦄b\n\n🦄  c ﬁ 🐢🐢"]

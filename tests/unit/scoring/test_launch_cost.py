@@ -13,7 +13,6 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiscore.device.copies import PinnedArrays, Uploads
-from hiscore.prefill import cuda_runner
 from hiscore.scoring import computation
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
@@ -149,26 +148,6 @@ def test_control_what_is_launched_is_counted(launched) -> None:
     scorer.runner._graphs.clear()
     launch(scorer, work, BATCHES["one call"])
     assert work.launched.total() > 5 * BOUNDS["one call"]
-
-
-@pytest.mark.exhaustive
-def test_the_graphs_change_no_bit(launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of several forwards, with and without graphs of the tail, and of anything.
-
-    Rows to read go to the device behind the other inputs, and by themselves if they are too many for that.
-    """
-    scorer, _ = launched
-    batch = [*BATCHES["of all kinds"], call(7, 40, [50, 50, 50], **SOFTMAX), *BATCHES["many calls alike"]]
-    found = []
-    for graphs in ({}, scorer.runner._tails, scorer.runner._graphs):
-        graphs.clear()
-        for most in (512, 0):
-            monkeypatch.setattr(cuda_runner, "MAX_TAIL_ROWS", most)
-            scorer.packing.cache.clear()
-            answers, stats = scorer.score(batch)
-            assert stats.forwards > 2
-            found.append([answer.scores.tobytes() for answer in answers])
-    assert all(each == found[0] for each in found)
 
 
 @pytest.mark.slow

@@ -17,21 +17,20 @@ from hiscore.scoring import pair_scorer
 from hiscore.scoring.packing.packing import Batch
 from hiscore.scoring.packing.pairs import pack_pairs
 from hiscore.scoring.pair_scorer import load_encoder_scorer
-from hiscore.scoring.requests.options import ScoreOptions
-from hiscore.scoring.requests.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.requests.request import MultiItemPrompt
 from hiscore.scoring.scorer import Scorer
 from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support.encoding import encode_requests
 from tests.support.pair_truth import PairTruth
+from tests.support.scoring import PLAIN, SOFTMAX, request, score
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiers import first_of
 from tests.support.tiny_encoders import CONTEXT, ENCODERS, VOCABULARY, make
 
 # float32 sums in another order; 1e-6 was seen at logits of 1.
 TOLERANCE = 2e-5
-NO_LABELS = np.empty(0, np.int32)
 
 QUERY = "Is this a fruit? Answer Yes or No."
 ITEMS = [
@@ -72,17 +71,6 @@ def scorers(encoders: Made) -> Scorers:
     return get
 
 
-def score(
-    scorer: Scorer, prompts: Sequence[MultiItemPrompt], apply_softmax: bool = False
-) -> list[np.ndarray]:
-    options = ScoreOptions(apply_softmax=apply_softmax)
-    answers, _ = scorer.score(
-        [ScoreRequest(scorer.packing.prompt(prompt), NO_LABELS, options) for prompt in prompts]
-    )
-    assert not any(isinstance(answer, RequestError) for answer in answers)
-    return [answer.scores for answer in answers]
-
-
 def encode(checkpoint: Path, requests: Sequence[TextRequest]) -> list[MultiItemPrompt]:
     answers = encode_requests(
         load_tokenizer(checkpoint, pairs=True), requests, Limits(), read_facts(checkpoint)
@@ -104,7 +92,8 @@ def test_texts_equal_transformers_one_pair_at_a_time(name: str, encoders: Made, 
         for budget in (4_096, 20):
             scorer = scorers(name, labels, budget)
             for softmax in (False, True):
-                for query, found in zip(queries, score(scorer, prompts, softmax), strict=True):
+                options = SOFTMAX if softmax else PLAIN
+                for query, found in zip(queries, score(scorer, prompts, options), strict=True):
                     expected = truth.scores(query, ITEMS, softmax)
                     check(found, expected)
                     assert np.ptp(found[:, 0]) > 100 * TOLERANCE  # or the check would say little
@@ -113,13 +102,13 @@ def test_texts_equal_transformers_one_pair_at_a_time(name: str, encoders: Made, 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_item_may_come_first_if_no_token_type_forbids(name: str, encoders: Made, scorers: Scorers) -> None:
     checkpoint, truth = encoders(name)
-    request = TextRequest(QUERY, ITEMS, item_first=True)
+    asked = TextRequest(QUERY, ITEMS, item_first=True)
     if ENCODERS[name].has_types:
         tokenizer = load_tokenizer(checkpoint, pairs=True)
-        (answer,) = encode_requests(tokenizer, [request], Limits(), read_facts(checkpoint))
+        (answer,) = encode_requests(tokenizer, [asked], Limits(), read_facts(checkpoint))
         assert "'item_first' must be false" in str(answer)
     else:
-        (found,) = score(scorers(name), encode(checkpoint, [request]))
+        (found,) = score(scorers(name), encode(checkpoint, [asked]))
         expected = truth.scores(QUERY, ITEMS, item_first=True)
         check(found, expected)
         assert np.abs(expected - truth.scores(QUERY, ITEMS)).max() > 100 * TOLERANCE
@@ -136,7 +125,7 @@ def test_ids_equal_transformers(name: str, encoders: Made, scorers: Scorers) -> 
     calls = [random_tokens(rng, query, items, VOCABULARY) for query, items in BATCH]
     calls.append(Tokens([0, 1, 2, 3], [[1, 1, 5], [1], [0, 3, 2, 1, 7]]))  # pads of every family
     scorer = scorers(name, budget=64)
-    for call, found in zip(calls, score(scorer, [call.prompt() for call in calls]), strict=True):
+    for call, found in zip(calls, score(scorer, calls), strict=True):
         if call.items:
             check(found, truth.scores_of_ids(call.query, call.items))
         else:
@@ -155,7 +144,7 @@ def test_any_shapes_equal_transformers(
 ) -> None:
     _, truth = encoders(name)
     scorer = scorers(name, budget=budget)
-    for call, found in zip(batch, score(scorer, [call.prompt() for call in batch]), strict=True):
+    for call, found in zip(batch, score(scorer, batch), strict=True):
         if call.items:
             check(found, truth.scores_of_ids(call.query, call.items))
 
@@ -175,7 +164,7 @@ def joined(forward: Forward) -> Forward:
 
 
 @pytest.mark.parametrize("wrong", [one_type, shifted, joined])
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", first_of(*ENCODERS, others=pytest.mark.slow))
 def test_control_wrong_types_positions_or_segments_fail(
     name: str,
     wrong: Callable[[Forward], Forward],
@@ -206,25 +195,23 @@ def test_control_wrong_types_positions_or_segments_fail(
         check(score(scorer, prompts)[0], expected)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", first_of(*ENCODERS, others=pytest.mark.slow))
 def test_no_item_and_no_neighbour_changes_a_score(name: str, scorers: Scorers) -> None:
     scorer = scorers(name)
     rng = np.random.default_rng(5)
     call = random_tokens(rng, 17, [4, 9, 1, 0, 30, 9], VOCABULARY)
-    (alone,) = score(scorer, [call.prompt()])
-    (fewer,) = score(scorer, [Tokens(call.query, call.items[2:4]).prompt()])
+    (alone,) = score(scorer, [call])
+    (fewer,) = score(scorer, [Tokens(call.query, call.items[2:4])])
     check(fewer, alone[2:4])
-    others = [random_tokens(rng, query, items, VOCABULARY).prompt() for query, items in BATCH]
-    check(score(scorer, [*others, call.prompt(), *others])[len(others)], alone)
+    others = [random_tokens(rng, query, items, VOCABULARY) for query, items in BATCH]
+    check(score(scorer, [*others, call, *others])[len(others)], alone)
 
 
 def test_usage_counts_every_pair_in_full_and_nothing_is_cached(encoders: Made) -> None:
     scorer = load_encoder_scorer(encoders("bert")[0], "cpu", "float32", 32)
-    prompt = random_tokens(np.random.default_rng(6), 10, [3, 0, 7], VOCABULARY).prompt()
+    call = random_tokens(np.random.default_rng(6), 10, [3, 0, 7], VOCABULARY)
     for _ in range(2):
-        (answer,), stats = scorer.score(
-            [ScoreRequest(scorer.packing.prompt(prompt), NO_LABELS, ScoreOptions())]
-        )
+        (answer,), stats = scorer.score([request(scorer, call)])
         assert (answer.prompt_tokens, answer.cached_tokens) == (3 * 10 + 10, 0)
         assert (stats.forwards, stats.tokens, stats.items) == (2, 40, 3)  # pairs of 13 and 10, then one of 17
 
@@ -234,11 +221,7 @@ def test_a_model_that_gives_nan_gives_errors_not_scores(encoders: Made) -> None:
     scorer = load_encoder_scorer(checkpoint, "cpu", "float32")
     scorer.runner._encoder.weights.embeddings.words[123] = float("nan")
     good, bad = Tokens([1, 2], [[3], [4]]), Tokens([1, 2], [[3], [123]])
-    requests = [
-        ScoreRequest(scorer.packing.prompt(call.prompt()), NO_LABELS, ScoreOptions())
-        for call in (good, bad, good)
-    ]
-    answers, _ = scorer.score(requests)
+    answers, _ = scorer.score([request(scorer, call) for call in (good, bad, good)])
     assert isinstance(answers[1], RequestError)
     for answer in (answers[0], answers[2]):
         check(answer.scores, truth.scores_of_ids(good.query, good.items))
@@ -249,7 +232,7 @@ def test_bfloat16_stays_near_float32(name: str, encoders: Made) -> None:
     """8 bits of mantissa through four layers; the bound is twice what was seen."""
     checkpoint, truth = encoders(name)
     call = random_tokens(np.random.default_rng(8), 13, [3, 7, 12], VOCABULARY)
-    (found,) = score(load_encoder_scorer(checkpoint, "cpu", "bfloat16"), [call.prompt()], apply_softmax=True)
+    (found,) = score(load_encoder_scorer(checkpoint, "cpu", "bfloat16"), [call], SOFTMAX)
     np.testing.assert_allclose(found, truth.scores_of_ids(call.query, call.items, True), atol=0.05, rtol=0)
 
 
@@ -263,7 +246,7 @@ def test_a_smaller_context_is_kept(encoders: Made) -> None:
     scorer = load_encoder_scorer(checkpoint, "cpu", "float32", max_context=20)
     assert scorer.facts.context_length == read_facts(checkpoint, 20).context_length == 20
     call = random_tokens(np.random.default_rng(9), 8, [3, 12], VOCABULARY)
-    check(score(scorer, [call.prompt()])[0], truth.scores_of_ids(call.query, call.items))
+    check(score(scorer, [call])[0], truth.scores_of_ids(call.query, call.items))
     with pytest.raises(
         ValueError, match=f"MAX_CONTEXT is {CONTEXT + 1}: the checkpoint's context holds {CONTEXT}"
     ):
@@ -282,15 +265,3 @@ def test_a_bert_whose_tokenizer_gives_no_types_has_one(encoders: Made, tmp_path:
         load_encoder_scorer(tmp_path, "cpu", "float32"), encode(tmp_path, [TextRequest(QUERY, ITEMS)])
     )
     check(found, truth.scores(QUERY, ITEMS))
-
-
-def test_a_pair_is_never_cut(encoders: Made) -> None:
-    """A pair longer than the budget gets a forward of its own."""
-    checkpoint, truth = encoders("xlm-roberta")
-    scorer = load_encoder_scorer(checkpoint, "cpu", "float32", 16)
-    call = random_tokens(np.random.default_rng(10), 100, [60, 1, 2], VOCABULARY)
-    answers, stats = scorer.score(
-        [ScoreRequest(scorer.packing.prompt(call.prompt()), NO_LABELS, ScoreOptions())]
-    )
-    assert stats.forwards == 3
-    check(answers[0].scores, truth.scores_of_ids(call.query, call.items))

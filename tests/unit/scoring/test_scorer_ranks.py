@@ -14,8 +14,9 @@ import torch
 
 from hiscore.models.config import read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
-from hiscore.models.sharding import of_rank, share_of
-from hiscore.models.weight_bytes import weight_bytes
+from hiscore.models.loader import load_weights
+from hiscore.models.planned_weights import planned_bytes
+from hiscore.models.sharding import of_rank
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.rank import RankError
 from hiscore.parallel.shard import Shard
@@ -28,6 +29,7 @@ from tests.support.scoring import score
 from tests.support.strategies import random_tokens
 from tests.support.tiers import first_of
 from tests.support.tiny_models import ATTENDING, FIRST, VOCABULARY, WITHOUT_CLASSIFIER
+from tests.unit.scoring.test_long_labels import answers, request
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +74,25 @@ def test_so_do_those_of_classifiers(family: str, ranks: Ranks, tmp_path: Path) -
     compare(tiny_models.make(family, tmp_path, labels=3), ranks)
 
 
+def test_so_do_the_tokens_of_long_labels(ranks: Ranks, tmp_path: Path) -> None:
+    """Each rank has a share of the vocabulary: logarithms, ranks and the likeliest are those of all shares."""
+    checkpoint = tiny_models.make("llama", tmp_path)
+    found = []
+    for leader in (None, ranks):
+        scorer = load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, leader=leader)
+        asked = [
+            request(scorer, call, [(3,), (3, 490), (260, 7, 499)], token_logprobs=4)
+            for call in CALLS
+            if call.items
+        ]
+        found.append([each.tokens for each in answers(scorer, *asked)])
+    for alone, together in zip(*found, strict=True):
+        np.testing.assert_allclose(together.logprobs, alone.logprobs, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(together.top_logprobs, alone.top_logprobs, atol=TOLERANCE, rtol=0)
+        assert together.ranks.tolist() == alone.ranks.tolist()
+        assert together.top_ids.tolist() == alone.top_ids.tolist()
+
+
 @pytest.mark.parametrize("scheme", first_of(*quantised.SCHEMES))
 def test_so_do_those_of_quantised_checkpoints(scheme: str, ranks: Ranks, tmp_path: Path) -> None:
     dense = tiny_models.make("llama-biased", tmp_path / "dense")
@@ -114,14 +135,10 @@ def test_a_rank_reads_and_holds_its_share_alone(ranks: Ranks, tmp_path: Path) ->
     load_decoder_scorer(checkpoint, "cpu", "float32", BUDGET, leader=ranks)
     held = ranks.do(rank_work.weight_bytes_held)
     count, (a, _) = ranks.rank.shard.ranks, read_architecture(checkpoint)
-    planned = [
-        weight_bytes(checkpoint, 4, share_of=partial(share_of, a=a, shard=Shard(rank, count)))
-        for rank in range(count)
-    ]
-    # The first rank has the biases that are added once.
-    np.testing.assert_allclose(held, planned, rtol=0.02)
+    load = partial(load_weights, checkpoint, a, dtype=torch.float32)
+    assert held == [planned_bytes(partial(load, shard=Shard(rank, count))) for rank in range(count)]
     twice = 2 * a.layers * a.kv_heads * a.head_dim * (a.hidden_size + 1) * 4 * (Shard(0, count).copies(2) - 1)
-    assert abs(sum(held) - weight_bytes(checkpoint, 4) - twice) < 0.02 * sum(held)
+    assert abs(sum(held) - planned_bytes(load) - twice) < 0.02 * sum(held)
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,15 @@ from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.packing import packing
 from hiscore.scoring.packing.packed_prompt import QueryStates
 from hiscore.scoring.packing.state_spans import StatesOfForward
-from hiscore.scoring.requests.options import ScoreOptions
-from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.comparison import INVARIANCE, check
-from tests.support.scoring import LABELS, score
+from tests.support.scoring import LABELS, SOFTMAX, request, score
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiny_models import VOCABULARY
 from tests.support.truth import Truth
 
 pytestmark = pytest.mark.slow
 FAMILY = "qwen3-hybrid"
-SOFTMAX = ScoreOptions(apply_softmax=True)
 # Queries and items of more than a chunk, cut over forwards; queries of other lengths; equal beginnings.
 BEGINNING = random_tokens(np.random.default_rng(1), 150, [], VOCABULARY).query
 BATCH = [
@@ -89,7 +86,7 @@ def test_a_shared_beginning_is_found_by_the_third_query(checkpoints) -> None:
     cached = []
     for end in range(3):
         call = Tokens(BEGINNING + [end] * 60, [[5]])
-        answers, _ = scorer.score([ScoreRequest(call.prompt(), np.array(LABELS, np.int32), SOFTMAX)])
+        answers, _ = scorer.score([request(scorer, call, SOFTMAX)])
         cached.append(answers[0].cached_tokens)
     # The first 150 tokens are equal: two chunks of them.
     assert cached == [0, 0, 2 * CHUNK]

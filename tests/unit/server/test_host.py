@@ -1,10 +1,11 @@
 """What a process may still take, from made-up trees of /proc and /sys."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from hiscore.server.host import available_host_bytes
+from hiscore.server.host import available_host_bytes, usable_cores
 
 GIB = 2**30
 MACHINE = {
@@ -17,10 +18,14 @@ V1 = (
 )
 
 
-def machine(root: Path, files: dict[str, str]) -> int:
-    for name, text in (MACHINE | files).items():
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+
+
+def machine(root: Path, files: dict[str, str]) -> int:
+    write(root, MACHINE | files)
     return available_host_bytes(root)
 
 
@@ -82,3 +87,30 @@ def test_the_tightest_limit_counts(files: dict[str, str], expected: int, tmp_pat
 
 def test_this_machine_has_some() -> None:
     assert 0 < available_host_bytes() < 2**60
+
+
+def quota_v1(group: str, quota: int) -> dict[str, str]:
+    directory = f"sys/fs/cgroup/cpu{group}"
+    return {f"{directory}/cpu.cfs_quota_us": f"{quota}\n", f"{directory}/cpu.cfs_period_us": "100000\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        (in_v2() | {"sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        (in_v2() | {"sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
+        (in_v2() | {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
+        (in_v2() | {"sys/fs/cgroup/cpu.max": "5000 100000\n"}, 1),
+        (in_v2() | {"sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
+        (in_v2("/a/b") | {"sys/fs/cgroup/a/cpu.max": "300000 100000\n"}, 3),
+        (in_v1("/a") | quota_v1("/else", -1), 8),
+        (in_v1("/a") | quota_v1("/else", 250_000), 3),
+    ],
+)
+def test_the_tightest_quota_counts(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    write(tmp_path, files)
+    assert usable_cores(tmp_path) == expected

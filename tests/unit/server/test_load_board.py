@@ -3,18 +3,13 @@
 import math
 import subprocess
 import sys
-from collections import deque
 from pathlib import Path
 from threading import Thread
 
-import numpy as np
 import pytest
 
 from hiscore.server.load_board import MAX_INSTANCES, LoadBoard
 from tests.support.timeouts import TIMEOUT_S
-
-RUN_AT_ONCE, MAX_QUEUE = 4, 8
-CALLS = 2_000
 
 
 def boards(directory: Path, count: int, server: int = 1) -> list[LoadBoard]:
@@ -92,66 +87,3 @@ def test_too_many_instances_are_refused(tmp_path: Path) -> None:
     boards(tmp_path, MAX_INSTANCES)
     with pytest.raises(ValueError, match=f"at most {MAX_INSTANCES} instances"):
         LoadBoard(tmp_path, "decode", 1)
-
-
-class Instance:
-    """Runs a few calls at once; others wait. The clock is simulated."""
-
-    def __init__(self, board: LoadBoard) -> None:
-        self.board, self.running, self.waiting = board, list[float](), deque[float]()
-
-    def advance(self, now: float) -> None:
-        """End what is due, and start what waits for it."""
-        while self.running and (end := min(self.running)) <= now:
-            self.running.remove(end)
-            if self.waiting:
-                self.running.append(end + self.waiting.popleft())
-        self.publish()
-
-    def take(self, now: float, seconds: float) -> bool:
-        """Whether a call is taken: it runs, waits, or there is room nowhere else."""
-        if len(self.running) < RUN_AT_ONCE:
-            self.running.append(now + seconds)
-        elif len(self.waiting) < MAX_QUEUE or self.board.others_have_room():
-            self.waiting.append(seconds)
-        else:
-            return False
-        self.publish()
-        return True
-
-    def publish(self) -> None:
-        full = len(self.running) == RUN_AT_ONCE and len(self.waiting) >= MAX_QUEUE
-        self.board.publish(math.inf if full else len(self.running) + 4 * len(self.waiting))
-
-
-def refusals(directory: Path, load: float, by_load: bool) -> int:
-    """How many calls two instances refuse behind a queue like Triton's, by load or in turn."""
-    rng = np.random.default_rng(0)
-    # Without a directory each is alone.
-    instances = [Instance(LoadBoard(directory if by_load else None, "decode", 1)) for _ in range(2)]
-    ready = deque(instances)  # their `execute` has returned
-    held: list[Instance] = []
-    now, refused = 0.0, 0
-    lengths = rng.lognormal(0.0, 1.0, CALLS)
-    gaps = rng.exponential(lengths.mean() / (2 * RUN_AT_ONCE * load), CALLS)
-    for gap, seconds in zip(gaps, lengths, strict=True):
-        now += gap
-        for instance in instances:
-            instance.advance(now)
-        ready.extend(instance for instance in held if instance.board.is_next)
-        held = [instance for instance in held if not instance.board.is_next]
-        chosen = ready.popleft()
-        refused += not chosen.take(now, seconds)
-        held.append(chosen)
-        ready.extend(instance for instance in held if instance.board.is_next)
-        held = [instance for instance in held if not instance.board.is_next]
-    return refused
-
-
-def test_two_instances_at_70_percent_refuse_nothing(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    assert refusals(tmp_path, 0.7, by_load=True) == 0
-    # Control: dealt in turn, one is full while the other has room.
-    assert refusals(tmp_path, 0.7, by_load=False) > 0
-    # Control: they refuse what is too much for both.
-    assert refusals(tmp_path / "b", 1.3, by_load=True) > 0

@@ -129,7 +129,7 @@ def test_the_pieces_are_the_text_of_all_tokens(name: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", first_of(*TOKENIZERS, others=pytest.mark.slow))
 @settings(max_examples=50)
 @given(TEXTS)
 def test_a_text_comes_in_whole_characters(name: str, text: str) -> None:
@@ -216,7 +216,7 @@ def test_text_comes_at_once() -> None:
     assert pieces(DECODERS[DEFAULT], ids) == ["The", " capital", " of", " France", " is", " Paris", ".", ""]
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", first_of(*TOKENIZERS, others=pytest.mark.slow))
 @settings(max_examples=50, deadline=None)
 @given(TEXTS, TEXTS)
 def test_a_text_continues_its_prompt(name: str, prompt: str, text: str) -> None:

@@ -17,9 +17,9 @@ from hiscore.prompts.chat import read_chat_template
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import make_prompts
-from hiscore.prompts.token_limits import TokenLimits
+from hiscore.prompts.token_limits import TokenLimits, Truncation
 from hiscore.prompts.tokenizer import PromptTokenizer
-from hiscore.prompts.truncation import Truncation, cut_pairs
+from hiscore.prompts.truncation import cut_pairs
 from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization import file, tokenizer

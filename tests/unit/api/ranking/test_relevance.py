@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from hiscore.api.http.errors import ApiError
-from hiscore.api.models import Models
-from hiscore.api.ranking.relevance import MIN_LOG, MOST_CALLS, PairRanker, Ranking, make_ranker
+from hiscore.api.models import MOST_CALLS, Models
+from hiscore.api.ranking.relevance import Ranker, Ranking
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.recipe import Recipe, RecipePart
 from hiscore.prompts.rerank import RerankPrompts
-from hiscore.prompts.shared_beginning import Prompts
-from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits
-from hiscore.prompts.truncation import Truncation
+from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits, Truncation
+from hiscore_client import ScoreResult, Usage
 from tests.client.faulty_server import FaultyServer, serving
 from tests.support.timeouts import TIMEOUT_S
 
@@ -44,7 +43,7 @@ def rank(
         query = options.pop("query", "a fruit")
         try:
             recipe = options.pop("recipe", RECIPE)
-            return await make_ranker(models, LIMITS, prompts, recipe).rank(query, documents, "id", **options)
+            return await Ranker(models, LIMITS, prompts, recipe).rank(query, documents, "id", **options)
         finally:
             await models.close()
 
@@ -58,15 +57,13 @@ def prompts(checkpoint: Path) -> RerankPrompts:
 
 
 def test_a_score_is_that_of_the_first_label(prompts: RerankPrompts) -> None:
-    ranking, server = rank(prompts, [[0.25, 0.75], [0.5, 0.5], [1, 0], [0, 1]], ["a", "b", "c", "d"])
-    assert ranking.probabilities == [0.25, 0.5, 1, 0]
-    assert ranking.logits[:2] == pytest.approx([math.log(1 / 3), 0])
-    # A probability of 0 has a logit that JSON can say.
-    assert ranking.logits[2:] == [-MIN_LOG, MIN_LOG]
+    ranking, server = rank(prompts, [[1, 3], [2, 2], [900, -900], [-9, 200]], ["a", "b", "c", "d"])
+    assert ranking.logits == [-2, 0, 1_800, -209]
+    assert ranking.scores == pytest.approx([1 / (1 + math.exp(2)), 0.5, 1, 0])
     assert ranking.best(None) == [2, 1, 0, 3]
     assert ranking.best(2) == [2, 1]
     (request,) = server.requests
-    assert request.parameters["apply_softmax"].bool_param
+    assert request.parameters["raw_logits"].bool_param
     assert request.model_name == "scorer"
     assert (ranking.prompt_tokens, ranking.cached_tokens) == (tokens(server), 1)
 
@@ -86,8 +83,14 @@ def test_a_classifier_scores_by_its_logit(checkpoint: Path) -> None:
     pairs = PairPrompts(checkpoint)
     ranking, _ = rank(pairs, [[0.0], [-2.0], [800.0], [-800.0]], ["a", "b", "c", "d"])
     assert ranking.logits == [0, -2, 800, -800]
-    assert ranking.probabilities == pytest.approx([0.5, 1 / (1 + math.exp(2)), 1, 0])
+    assert ranking.scores == pytest.approx([0.5, 1 / (1 + math.exp(2)), 1, 0])
     assert ranking.best(None) == [2, 0, 1, 3]
+
+
+def test_one_label_scores_by_its_logit(checkpoint: Path) -> None:
+    ranking, server = rank(RerankPrompts(checkpoint, "bge-reranker-v2-gemma"), [[0.0], [-2.0]], ["a", "b"])
+    assert ranking.logits == [0, -2]
+    assert server.requests[0].parameters["raw_logits"].bool_param
 
 
 @pytest.mark.parametrize("column", [0, 2])
@@ -95,21 +98,41 @@ def test_a_classifier_of_several_labels_scores_by_one_against_the_others(
     checkpoint: Path, column: int
 ) -> None:
     scores = np.array([[0.0, 1.0, 2.0], [-3.0, 0.5, 900.0]])
-    ranking, _ = rank(
-        PairPrompts(checkpoint), scores.tolist(), ["a", "b"], recipe=replace(RECIPE, column=column)
-    )
+    of_all = replace(RECIPE, column=column, activation=RecipePart("Softmax", "default"))
+    ranking, _ = rank(PairPrompts(checkpoint), scores.tolist(), ["a", "b"], recipe=of_all)
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     expected = powers[:, column] / powers.sum(axis=1)
-    assert ranking.probabilities == pytest.approx(expected)
+    assert ranking.scores == pytest.approx(expected)
     assert ranking.logits[0] == pytest.approx(np.log(expected[0]) - np.log1p(-expected[0]))
     assert np.isfinite(ranking.logits).all()
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [
+        ("Identity", [-2, 3]),
+        ("Tanh", np.tanh([-2, 3])),
+        ("ReLU", [0, 3]),
+        ("Sigmoid", 1 / (1 + np.exp([2, -3]))),
+    ],
+)
+def test_a_score_is_what_the_activation_makes_of_a_logit(
+    checkpoint: Path, activation: str, expected: Sequence[float]
+) -> None:
+    """Of one label of several, too, where they exclude each other not."""
+    recipe = replace(RECIPE, column=1, activation=RecipePart(activation, "files"))
+    ranking, _ = rank(PairPrompts(checkpoint), [[9, -2], [9, 3]], ["a", "b"], recipe=recipe)
+    assert ranking.scores == pytest.approx(list(expected))
+    assert (ranking.logits, ranking.best(None)) == ([-2, 3], [1, 0])
+    # TEI's scores are from 0 to 1 in any case.
+    assert ranking.probabilities == pytest.approx([1 / (1 + math.exp(2)), 1 / (1 + math.exp(-3))])
 
 
 def test_a_request_of_many_queries_leaves_room_and_ends_as_a_whole(checkpoint: Path) -> None:
     running, most, done = 0, 0, 0
 
-    class Failing(PairRanker):
-        async def _by_logit(self, prompts: Prompts, request_id: str, labels: Sequence[int] = ()) -> Ranking:
+    class Failing:
+        async def score_ids(self, *prompt: Any, **options: Any) -> Any:
             nonlocal running, most, done
             running, done = running + 1, done + 1
             most, ordinal = max(most, running), done
@@ -117,12 +140,12 @@ def test_a_request_of_many_queries_leaves_room_and_ends_as_a_whole(checkpoint: P
                 await asyncio.sleep(0 if ordinal < 100 else 3_600)
                 if ordinal == 99:
                     raise ApiError(503, "too busy")
-                return Ranking([0.5], [0.0], 1, 0, [False])
+                return ScoreResult(np.zeros((1, 1), np.float32), Usage(1, 0), "id")
             finally:
                 running -= 1
 
     async def call() -> None:
-        ranker = Failing(cast(Models, None), LIMITS, PairPrompts(checkpoint), RECIPE)
+        ranker = Ranker(cast(Models, Failing()), LIMITS, PairPrompts(checkpoint), RECIPE)
         with pytest.raises(ApiError, match="too busy"):
             await ranker.rank([f"{number}" for number in range(300)], ["a"] * 300, "id")
         await asyncio.sleep(0)
@@ -202,7 +225,7 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
 
     async def call(address: str, documents: list[str]) -> None:
         models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
-        ranker = make_ranker(models, LIMITS, slow, RECIPE)
+        ranker = Ranker(models, LIMITS, slow, RECIPE)
         work = asyncio.ensure_future(ranker.rank("a", documents, "id"))
         while not work.done():
             others.set()

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from hiscore.settings import Limits
 from tests.client.faulty_server import FaultyServer, checksum
 
 LABELS = [5, 6]
@@ -50,12 +51,18 @@ def test_sglangs_defaults_and_candidates_of_each_item(client: TestClient) -> Non
 
 def test_options_and_the_id_are_passed_on(client: TestClient, models: FaultyServer) -> None:
     body = {**ONE, "label_token_ids": LABELS, "apply_softmax": True, "temperature": 2.5, "item_first": True}
+    body |= {"label_lengths": [len(LABELS)], "log_scores": True, "normalize": "tokens"}
     client.post("/v1/score", json=body, headers={"x-request-id": "mine"})
     request = models.requests[-1]
     assert request.id == "mine"
     assert request.parameters["apply_softmax"].bool_param
+    assert request.parameters["log_scores"].bool_param
+    assert request.parameters["normalize"].string_param == "tokens"
+    assert request.parameters["label_lengths"].string_param == f"[{len(LABELS)}]"
     assert request.parameters["item_first"].bool_param
     assert request.parameters["temperature"].double_param == 2.5
+    client.post("/v1/score", json={**ONE, "label_token_ids": LABELS, "raw_logits": True})
+    assert models.requests[-1].parameters["raw_logits"].bool_param
 
 
 @pytest.mark.parametrize(
@@ -76,6 +83,12 @@ def test_options_and_the_id_are_passed_on(client: TestClient, models: FaultyServ
         ({"query": "a", "items": ["b", "c"], "label_token_ids": [[5], 6]}, "for each of 2 items"),
         ({"query": "a", "items": ["b", "c"], "label_token_ids": [[5], []]}, "for each of 2 items"),
         ({**ONE, "label_token_ids": [[5]], "label_counts": [1]}, "without 'label_counts'"),
+        (
+            {**ONE, "label_token_ids": [[5]], "label_lengths": [1]},
+            "without 'label_counts' and 'label_lengths'",
+        ),
+        ({**ONE, "label_lengths": [1, 2]}, "'label_lengths' adds up to 3"),
+        ({**ONE, "normalize": "words"}, "normalize"),
         ({"query": "a", "items": ["b"], "return_token_logprobs": True}, "return_token_logprobs"),
     ],
 )
@@ -97,10 +110,6 @@ TWO_EACH = {**IN_IDS, "label_token_ids": [5, 6, 7, 8], "label_counts": [2, 2]}
         ({**IN_IDS, "item_first": True}, "max_call_tokens", 9, "have 9 tokens"),
         (IN_IDS, "max_context", 5, "have 5 tokens"),
         ({**IN_IDS, "items": []}, "max_context", 3, "have 3 tokens"),
-        ({**IN_IDS, "label_token_ids": [6, 7]}, "max_labels", 2, "holds 2 labels"),
-        ({"query": "a", "items": ["b"], "label_token_ids": [6, 7]}, "max_labels", 2, "holds 2 labels"),
-        # Of their own, each item may have as many.
-        (TWO_EACH, "max_labels", 2, "holds 4 labels: at most 2 for 2 items"),
     ],
 )
 def test_too_many_ids_are_refused_before_the_models_see_them(
@@ -120,3 +129,24 @@ def test_too_many_ids_are_refused_before_the_models_see_them(
     # The control: what fits gets there.
     assert make_client(**{setting: needed}).post("/v1/score", json=body).is_success
     assert models.requests
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({**IN_IDS, "label_token_ids": [6, 7]}, "holds 2 labels: at most 1 in one call"),
+        ({"query": "a", "items": ["b"], "label_token_ids": [6, 7]}, "holds 2 labels: at most 1 in one call"),
+        # Of their own, each item may have as many.
+        (TWO_EACH, "holds 4 labels: at most 2 for 2 items"),
+    ],
+)
+def test_too_many_labels_are_refused_before_the_models_see_them(
+    client: TestClient, models: FaultyServer, monkeypatch: pytest.MonkeyPatch, body: Any, says: str
+) -> None:
+    monkeypatch.setattr(Limits, "max_labels", 1)
+    reply = client.post("/v1/score", json=body)
+    assert reply.status_code == 400
+    assert says in reply.text
+    assert not models.requests
+    monkeypatch.setattr(Limits, "max_labels", 2)
+    assert client.post("/v1/score", json=body).is_success

@@ -172,6 +172,7 @@ def holding_back(wanted: DecodeCall) -> DecodeCall:
     kind=st.sampled_from(KINDS),
     chunk=st.sampled_from([1, 5, 24]),
     caching=st.booleans(),
+    overlap=st.booleans(),
 )
 def test_join_and_leave_at_every_step_changes_no_sequence(
     calls: list[tuple[DecodeCall, int, int | None]],
@@ -181,6 +182,7 @@ def test_join_and_leave_at_every_step_changes_no_sequence(
     kind: dict[str, Any],
     chunk: int,
     caching: bool,
+    overlap: bool,
 ) -> None:
     """Each call arrives after a number of steps, and may be cancelled or be late some steps later.
 
@@ -197,7 +199,7 @@ def test_join_and_leave_at_every_step_changes_no_sequence(
     names = [Caller(name) for name in range(len(calls))]
     arrivals = sorted(range(len(calls)), key=lambda i: calls[i][1])
     cancels = {i: calls[i][1] + calls[i][2] for i in arrivals if calls[i][2] is not None}
-    with running(worker, callers, quantum=quantum) as engine:
+    with running(worker, callers, quantum=quantum, overlap=overlap) as engine:
         submitted: list[int] = []
         # The first is submitted from here, the others by the engine's thread.
         one_at_a_time = threading.Lock()
@@ -240,8 +242,8 @@ def test_200_sequences_share_pools_for_20(kind: dict[str, Any]) -> None:
         page_size=4, lru_pages=4, ring_pages=2, host_pages=5000, device_pages=120, staging_pages=16,
         max_sequences=20, prefill_token_budget=64, context_length=100,
     )  # fmt: skip
-    # Room for the windows of all that are preempted: else they would start over.
-    enough = {"window_pages": 1_000} if "window_ring" in kind else {}
+    # Room for the windows and the states of all that are preempted: else they would start over.
+    enough = {name: 1_000 for name in ("window_pages", "state_slots") if name in kind}
     cache_config = replace(pools, **kind | {"device_pages": 120} | enough)
     random = np.random.default_rng(0)
     worker, callers = HashWorker(cache_config, delay=3), Callers()
@@ -278,17 +280,18 @@ def test_a_long_prompt_is_counted_while_it_is_computed() -> None:
     assert counted == [0, 0, 5, 10, 15, 20, 25, 30]
 
 
-def test_the_next_step_is_launched_before_the_last_is_read() -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_next_step_is_launched_before_the_last_is_read_where_both_overlap(overlap: bool) -> None:
     worker, callers = HashWorker(), Callers()
     ahead: list[int] = []
     wanted = long_call(1)
     name = Caller(0)
     worker.on_step = lambda rows: ahead.append(int(rows.positions[0]) - 7 - len(callers.tokens.get(name, [])))
-    with running(worker, callers) as engine:
+    with running(worker, callers, overlap=overlap) as engine:
         engine.submit(wanted, name)
     assert_as_alone(callers, name, wanted)
     # A step is fed the token before it, which has not been read: only the device knows it.
-    assert set(ahead[1:]) == {1}
+    assert set(ahead[1:]) == {int(overlap)}
     assert worker.steps == 39  # a sequence that ends at max_tokens has no wasted row
 
 
@@ -438,18 +441,6 @@ def test_what_never_fits_is_refused_at_once() -> None:
         assert refused.value.code is Code.INVALID_ARG
         assert engine._scheduler.idle
     assert callers.ends == {}
-
-
-def test_close_runs_what_was_accepted_and_takes_no_more() -> None:
-    worker, callers = HashWorker(delay=2), Callers()
-    calls = {Caller(i): long_call(i) for i in range(12)}
-    with running(worker, callers) as engine:
-        submit_all(engine, calls)
-    assert_all_as_alone(callers, calls)
-    with pytest.raises(RequestError, match="shutting down") as refused:
-        engine.submit(long_call(1), Caller(99))
-    assert refused.value.code is Code.UNAVAILABLE
-    assert not engine._thread.is_alive()
 
 
 @pytest.mark.parametrize("where", ["prefill", "prefill result", "admit", "restore", "step", "step result"])

@@ -12,7 +12,7 @@ import pytest
 
 from hiscore.decoding.engine import response_sender as sender_module
 from hiscore.decoding.engine.engine import DecodeEngine
-from hiscore.decoding.engine.response_sender import ResponseSender, ResponseStream, join, unchanged
+from hiscore.decoding.engine.response_sender import ResponseSender, ResponseStream, join
 from hiscore.decoding.interface.logprobs import TokenLogprobs
 from hiscore.decoding.interface.worker import DecodeBatch
 from hiscore.decoding.requests.sampling_params import SamplingParams
@@ -64,9 +64,7 @@ class FakeTriton:
         (caller,) = (each for each, its in self.streams.items() if its is stream)
         caller.cancel_calls += 1
 
-    def open(
-        self, shape: Callable[[Any], Any] = unchanged, whole: bool = False, broken: bool = False
-    ) -> Caller:
+    def open(self, shape: Callable[[Any], Any] = dict, whole: bool = False, broken: bool = False) -> Caller:
         caller = Caller(broken=broken)
         self.streams[caller] = self.sender.open(caller, shape=shape, whole=whole)
         return caller

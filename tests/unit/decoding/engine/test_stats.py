@@ -1,12 +1,11 @@
 """Statistics count the results of launches and show the scheduler's state; metrics follow from them."""
 
-from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 
-from hiscore.decoding.engine.stats import COUNTERS, GAUGES, EngineStats, StatsFeed, Tally
+from hiscore.decoding.engine.stats import COUNTERS, GAUGES, METRICS, EngineStats, StatsFeed, Tally
 from hiscore.decoding.interface.worker import ForwardResult
 from hiscore.decoding.scheduling.scheduler import Scheduler
 from hiscore.decoding.sequence import Status
@@ -16,7 +15,7 @@ from tests.support.decode_worker import TINY, preempt_after, sequence_of
 
 
 def test_every_statistic_is_a_metric_with_the_contracts_names() -> None:
-    shown = [*REASONS, *(field for field, _ in (*COUNTERS.values(), *GAUGES.values()))]
+    shown = [*REASONS, *(METRICS[name][0] for name in (*COUNTERS, *GAUGES))]
     assert sorted(shown) == sorted(field.name for field in fields(EngineStats))
     assert {
         "hiscore_decode_steps_total",
@@ -28,30 +27,24 @@ def test_every_statistic_is_a_metric_with_the_contracts_names() -> None:
     assert all(name.endswith("_total") for name in COUNTERS)
 
 
-def test_counters_get_what_is_new_and_gauges_what_is() -> None:
-    totals, levels = dict.fromkeys(COUNTERS, 0.0), dict.fromkeys(GAUGES, 0.0)
-
-    def add(**amounts: float) -> None:
-        for name, amount in amounts.items():
-            totals[name] += amount
-
-    rejected: Counter[str] = Counter()
-    stats = EngineStats(steps=3, tokens=5, step_seconds=0.5, running=2, host_rows=64, full=2, late=1)
-    later = replace(stats, steps=7, step_seconds=0.75, running=0, full=3)
-    taken = iter((stats, later, later))
-    feed = StatsFeed(
-        lambda: next(taken),
-        add,
-        lambda **values: levels.update(values),
-        lambda reason, calls: rejected.update({reason: calls}),
+def test_counters_get_totals_and_gauges_what_is() -> None:
+    totals, levels, rejected = (
+        dict.fromkeys(COUNTERS, 0.0),
+        dict.fromkeys(GAUGES, 0.0),
+        dict.fromkeys(REASONS, 0),
     )
-    for _ in range(3):
-        feed.update()
+    stats = EngineStats(steps=7, tokens=5, step_seconds=0.75, running=2, host_rows=64, full=3, late=1)
+    StatsFeed(
+        lambda: stats,
+        lambda **values: totals.update(values),
+        lambda **values: levels.update(values),
+        rejected.__setitem__,
+    ).update()
     assert totals["hiscore_decode_steps_total"] == 7
     assert totals["hiscore_decode_tokens_total"] == 5
     assert totals["hiscore_decode_step_seconds_total"] == 0.75
     assert rejected == {"full": 3, "late": 1, "cancelled": 0}
-    assert (levels["hiscore_decode_running"], levels["hiscore_decode_host_rows"]) == (0, 64)
+    assert (levels["hiscore_decode_running"], levels["hiscore_decode_host_rows"]) == (2, 64)
 
 
 RESULT = ForwardResult(
@@ -107,5 +100,5 @@ def test_a_canary_looks_at_counters_that_there_are_and_that_rise_with_prompts_to
     """A prompt may take longer than canaries wait for an answer: a server at work must not be taken for dead."""
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (probe,) = probes(["decode"], tmp_path)
-    watched = {COUNTERS[name][0] for name in probe.counters}
+    watched = {METRICS[name][0] for name in probe.counters}
     assert {"steps", "prompt_tokens"} <= watched

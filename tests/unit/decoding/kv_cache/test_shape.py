@@ -5,14 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hiscore.decoding.kv_cache.shape import MAX_SELECTABLE_PAGES, CacheShape, IndexKind, newest_selected
+from hiscore.decoding.kv_cache.shape import MAX_SELECTABLE_PAGES, IndexKind, newest_selected
 from hiscore.parallel.shard import Shard
+from tests.support.decode_kernels import SHAPE as SHAPE_OF_KERNELS
 
-SHAPE = CacheShape(
-    layers=4, kv_heads=3, kv_parts=2, head_dim=8, page_size=4, max_sequences=6, max_pages=24, host_pages=80,
-    device_pages=48, lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index_kind="bounds",
-    sharing_layers=frozenset({2}),
-)  # fmt: skip
+SHAPE = replace(SHAPE_OF_KERNELS, layers=4, kv_heads=3, head_dim=8, sharing_layers=frozenset({2}))
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,13 @@ from hiscore.decoding.memory import plan as decode_plan
 from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.memory.model_sizes import forward_bytes
 from hiscore.decoding.memory.plan import (
-    PrefillInputs,
     default_device_bytes,
     memory_budget,
     paged_sizes,
     plan_memory,
     prefill_inputs,
 )
-from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache
 from hiscore.decoding.worker import build
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.support import context_limit
@@ -58,9 +57,7 @@ def planned(
     is_large = kind == "cuda" and on_device >= build.LARGE_DEVICE_BYTES and not any(a.windows)
     rows = build.LONG_PREFILL_TOKEN_BUDGET if is_large else build.PREFILL_TOKEN_BUDGET[kind]
     shape, cache_config = plan_cache(settings, model, budget, dtype, rows)
-    staging = (
-        cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, shape.windowed)
-    )
+    staging = shape.staging_bytes(cache_config.staging_pages, dtype)
     activations = forward_bytes(a, rows, budget.max_sequences, dtype.itemsize, kind == "cuda")
     inputs = prefill_inputs(device, cache_config, bool(shape.windowed))
     return shape, cache_config, plan_memory(device, shape.bytes(dtype), staging, weights, activations, inputs)
@@ -108,9 +105,7 @@ def test_what_ranks_bring_each_other_of_latents_is_planned() -> None:
     def plans(ranks: int, device: torch.device) -> list[MemoryPlan]:
         model = replace(latents, host_share=Shard(0, ranks))
         shape, _ = plan_cache(settings, model, MemoryBudget(2**40, 2**40, 64), torch.bfloat16, 2_048)
-        return plan_memory(
-            device, shape.bytes(torch.bfloat16), 0, MemoryLine("weights", 1), 1, PrefillInputs(0, 0)
-        )
+        return plan_memory(device, shape.bytes(torch.bfloat16), 0, MemoryLine("weights", 1), 1, (0, 0))
 
     def line(ranks: int, device: torch.device) -> int:
         lines = (line for plan in plans(ranks, device) for line in plan.lines)
@@ -134,8 +129,8 @@ def test_what_prefills_say_about_their_tokens_is_planned() -> None:
     slots = 4 * MAX_CONTEXT_SLOTS
     assert 0 <= device.bytes - (slots + 2 * PLAN_BYTES + LENGTHS_BYTES + WORKSPACE_BYTES + pages) < 2**12
     without, windowed = (prefill_inputs(CUDA, cache_config, has_windows) for has_windows in (False, True))
-    assert windowed.device - without.device == slots
-    assert prefill_inputs(CPU, cache_config, True) == PrefillInputs(0, 0)
+    assert windowed[0] - without[0] == slots
+    assert prefill_inputs(CPU, cache_config, True) == (0, 0)
 
 
 def test_defaults_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

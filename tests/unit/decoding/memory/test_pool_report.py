@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.memory.plan import HOST_SHARE, MAX_SEQUENCES, default_device_bytes
 from hiscore.decoding.memory.pool_report import Pool, pools_of, report_pools
-from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache
 from hiscore.decoding.pools.page_needs import capacities
 from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
@@ -29,7 +29,7 @@ GPU_24_GB = (23.5, 64, 1)
 CONTAINER = (None, 3.4, 1)
 
 Machine = tuple[float | None, float, int]
-Plan = tuple[CacheShape, CacheConfig, dict[str, int], int]
+Plan = tuple[CacheShape, CacheConfig, torch.dtype]
 
 
 def plan(name: str, machine: Machine, **settings: Any) -> Plan:
@@ -44,9 +44,7 @@ def plan(name: str, machine: Machine, **settings: Any) -> Plan:
     )
     context = context_limit(a.context_length, chosen.max_context)
     model = ModelShape(a.kv_heads, 2, a.head_dim, a.windows, context)
-    shape, config = plan_cache(chosen, model, budget, dtype, 2_048)
-    staging = config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, shape.windowed)
-    return shape, config, shape.bytes(dtype), staging
+    return *plan_cache(chosen, model, budget, dtype, 2_048), dtype
 
 
 def pools(name: str, machine: Machine, **settings: Any) -> dict[str, Pool]:
@@ -94,8 +92,8 @@ def test_bytes_and_tokens_are_those_of_the_geometry() -> None:
 
 def test_every_pool_is_logged_and_too_few_sequences_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    planned = plan("Llama-3.1-8B", TWO_H100)
-    report_pools(*planned)
+    shape, config, dtype = plan("Llama-3.1-8B", TWO_H100)
+    report_pools(shape, config, dtype)
     table = caplog.records[0].getMessage().splitlines()
     assert table[0] == "pools of decode, for at most 64 sequences of at most 32768 tokens:"
     assert [line.split("  ")[1] for line in table[1:]] == [
@@ -110,8 +108,7 @@ def test_every_pool_is_logged_and_too_few_sequences_are_warned_of(caplog: pytest
     ]
     # Nothing to warn of where as many sequences may run as fit; staging is for one at a time.
     caplog.clear()
-    shape, config, sizes, staging = planned
-    report_pools(shape, replace(config, max_sequences=6), sizes, staging)
+    report_pools(shape, replace(config, max_sequences=6), dtype)
     assert {each.levelno for each in caplog.records} == {logging.INFO}
 
 
@@ -124,7 +121,7 @@ def test_it_is_said_that_ranks_share_the_host(caplog: pytest.LogCaptureFixture) 
         caplog.clear()
         model = replace(latents, host_share=Shard(0, ranks))
         shape, config = plan_cache(settings, model, memory, torch.bfloat16, 2_048)
-        report_pools(shape, config, shape.bytes(torch.bfloat16), 0)
+        report_pools(shape, config, torch.bfloat16)
         row = " ".join(caplog.records[0].getMessage().splitlines()[1].split())
         assert row == f"host 2.14 GiB {tokens} tokens {ranks} sequences HOST_KV_BYTES"
         assert ("4 ranks share the host's pages" in caplog.text) == (ranks == 4)
@@ -143,7 +140,7 @@ def test_dense_has_no_buffers_and_too_small_a_pool_is_refused(caplog: pytest.Log
 @pytest.mark.parametrize(("machine", "named"), [(H100, "DEVICE_KV_BYTES"), (TWO_H100, "HOST_KV_BYTES")])
 def test_a_call_is_told_which_setting_bounds_the_hosts_pool(machine: Machine, named: str) -> None:
     """Pages of the host take memory on the device too, so raising HOST_KV_BYTES may change nothing."""
-    _, config, _, _ = plan("Llama-3.1-8B", machine)
+    _, config, _ = plan("Llama-3.1-8B", machine)
     call = DecodeCall(torch.zeros(1, dtype=torch.int32).numpy(), SamplingParams(max_tokens=1), 0.0)
     assert config.host_setting == named
     assert f"({named})" in capacities(call, config)[0][1]

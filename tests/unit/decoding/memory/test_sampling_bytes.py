@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hiscore.decoding.interface.sampling_batch import History, Penalties, SamplingBatch
-from hiscore.decoding.memory.sampling_bytes import CANDIDATE_BYTES, sampling_bytes
+from hiscore.decoding.memory.model_sizes import CANDIDATE_BYTES, sampling_bytes
 from hiscore.decoding.worker.token_sampler import TokenSampler
 
 CPU = torch.device("cpu")

@@ -15,22 +15,25 @@ from hypothesis import strategies as st
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.memory.model_shape import ModelShape
+from hiscore.decoding.memory.plan import state_lines
 from hiscore.decoding.memory.sizing import (
     CONTEXT_PAGE,
     SHORTEST,
     MemoryBudget,
     plan_cache,
-    staging_token_bytes,
 )
 from hiscore.decoding.pools.page_needs import check_fits
 from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.parallel.shard import Shard
+from hiscore.recurrence.gated_delta_net import RecurrentShape
 from hiscore.settings import CacheSettings, Selector
 
 MIB = 2**20
 SMALL = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, context_length=4_096)
+STATE = RecurrentShape(key_heads=2, value_heads=2, key_dim=8, value_dim=8, taps=4)
+HYBRID = replace(SMALL, recurrent=frozenset({0, 2, 3}), recurrence=STATE)
 LATENTS = ModelShape(1, 1, 576, (None,) * 8, 32_768, index_dim=128, top_k=2_048)
 
 
@@ -53,12 +56,24 @@ def plan(
     more=st.integers(0, 5_000),
     context=st.integers(1, 50_000),
     windowed=st.integers(0, 4),
+    recurrent=st.booleans(),
 )
 def test_pools_take_no_more_than_there_is(
-    selector: str, host: int, device: int, streams: int, top_k: int, more: int, context: int, windowed: int
+    selector: str,
+    host: int,
+    device: int,
+    streams: int,
+    top_k: int,
+    more: int,
+    context: int,
+    windowed: int,
+    recurrent: bool,
 ) -> None:
+    windowed = 0 if recurrent else windowed
     windows = (512,) * windowed + (None,) * (4 - windowed)
     model = ModelShape(2, 2, 16, windows, context)
+    if recurrent:
+        model = replace(HYBRID, context_length=context)
     settings = {"selector": selector, "sparse_top_k": top_k, "device_buffer_size": top_k + more}
     memory = MemoryBudget(host * MIB, device * MIB, streams)
     try:
@@ -73,7 +88,9 @@ def test_pools_take_no_more_than_there_is(
     row = 4 * len(shape.host_layers) * prod((model.kv_parts, model.kv_heads, model.head_dim))
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE * row
     assert sizes["host_kv"] <= memory.host_bytes
-    assert sum(sizes.values()) - sizes["host_kv"] - tables + staging <= memory.device_bytes
+    states = sum(line.bytes for line in state_lines(model, cache_config, 4)[:1])
+    assert sum(sizes.values()) - sizes["host_kv"] - tables + staging + states <= memory.device_bytes
+    assert cache_config.state_slots >= streams or not recurrent
     if shape.sparse_layers:
         # As many long sequences fit in one pool as in the other.
         buffers = cache_config.device_pages // min(shape.max_pages, shape.buffer_pages)
@@ -204,7 +221,7 @@ def test_layers_with_a_window_keep_no_more(selector: str, device: int, held: int
     # Prompts are prefilled where they stay; else in a pool for layers without a window.
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE
     assert staging == (32_768 if selector == "quest" else 0)
-    assert staging_token_bytes(GEMMA_3_12B, torch.bfloat16, shape.windowed) == 8 * 8 * 1_024
+    assert shape.staging_bytes(1, torch.bfloat16) == STAGING_PAGE_SIZE * 8 * 8 * 1_024
 
 
 @pytest.mark.parametrize("selector", ["auto", "dense", "quest"])
@@ -249,14 +266,15 @@ def test_what_is_too_small_is_named(memory: MemoryBudget, named: str) -> None:
         plan(memory)
 
 
+@pytest.mark.parametrize("of", [SMALL, HYBRID], ids=["attention", "with states"])
 @pytest.mark.parametrize("selector", ["quest", "dense"])
 @pytest.mark.parametrize(("max_context", "tokens"), [(None, 512), (1_000, 1_000)])
 @pytest.mark.parametrize("pool", ["HOST_KV_BYTES", "DEVICE_KV_BYTES"])
 def test_just_the_bytes_that_are_asked_for_are_enough_for_one_sequence(
-    pool: str, max_context: int | None, tokens: int, selector: str
+    pool: str, max_context: int | None, tokens: int, selector: str, of: ModelShape
 ) -> None:
     """Dense took a device pool of 160 tokens for 32 sequences."""
-    model = replace(SMALL, context_length=max_context or SMALL.context_length)
+    model = replace(of, context_length=max_context or of.context_length)
 
     def planned_with(size: int) -> CacheConfig:
         host, device = (size, 2**30) if pool == "HOST_KV_BYTES" else (2**30, size)
@@ -265,6 +283,9 @@ def test_just_the_bytes_that_are_asked_for_are_enough_for_one_sequence(
     with pytest.raises(ValueError, match=f"one sequence of {tokens} tokens") as refused:
         planned_with(1)
     assert pool in str(refused.value)
+    of_each = 3 * 4 * (2 * 8 * 8 + 3 * 48)
+    states = f"and 37 states of {of_each} bytes: raise it, or lower MAX_CONTEXT or MAX_STREAMS"
+    assert (states in str(refused.value)) is (of is HYBRID and pool == "DEVICE_KV_BYTES")
     needed = int(str(refused.value).split("at least ")[1].split()[0])
     planned = planned_with(needed)
     params = SamplingParams(max_tokens=9)
@@ -274,11 +295,12 @@ def test_just_the_bytes_that_are_asked_for_are_enough_for_one_sequence(
 
 
 def test_an_indexers_keys_in_staging_count() -> None:
-    model = replace(LATENTS, sharing_layers=frozenset({1, 2}))
-    assert staging_token_bytes(model, torch.bfloat16) == (8 * 576 + 6 * 128) * 2
-    least = 32_768 * staging_token_bytes(model, torch.bfloat16)
+    model, dtype = replace(LATENTS, sharing_layers=frozenset({1, 2})), torch.bfloat16
+    shape, config = plan(MemoryBudget(2**40, 2**40, 1), model, dtype, selector="dsa", max_context=32_768)
+    least = shape.staging_bytes(config.staging_pages, dtype)
+    assert least == 32_768 * (8 * 576 + 6 * 128) * 2
     with pytest.raises(ValueError, match="DEVICE_KV_BYTES"):
-        plan(MemoryBudget(2**40, least, 1), model, torch.bfloat16, selector="dsa", max_context=32_768)
+        plan(MemoryBudget(2**40, least, 1), model, dtype, selector="dsa", max_context=32_768)
 
 
 def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:

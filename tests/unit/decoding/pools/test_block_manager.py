@@ -82,7 +82,7 @@ def test_what_nobody_holds_is_not_given_back(wrong: list[int]) -> None:
 def test_needs(tokens: int, sparse: bool, dense: bool, block: int, needs: PagesNeeded) -> None:
     config = replace(TINY, dense=dense, block_size=block)
     kept = min(needs.device, TINY.buffer_pages) if sparse else needs.device
-    assert pages_needed(call(tokens, 100, sparse), tokens, config) == replace(needs, kept=kept)
+    assert pages_needed(call(tokens, 100, sparse), tokens, config) == needs._replace(kept=kept)
 
 
 IN_BUFFERS = replace(
@@ -189,11 +189,11 @@ def test_blocks_that_are_copied_are_held_until_they_are_in_staging(ends: str) ->
     """Whoever computed them may end before that: nobody else may have them then."""
     config = replace(TINY, prefix_cache=True, host_pages=12)
     blocks = BlockManager(config)
-    cache = PrefixCache(blocks.host, config)
+    cache = PrefixCache(blocks.host, blocks.states, config)
     first, second = started(20), started(20)
     for each in (first, second):
         found, needed = cache.take(each), pages_needed(each.call, 20, config)
-        blocks.allocate(each, replace(needed, host=needed.host - len(found.taken)), found)
+        blocks.allocate(each, needed._replace(host=needed.host - len(found.taken)), found)
         cache.publish(each, blocks.blocks_of(each), 20)
     assert second.held.source_blocks.tolist() == first.held.host_pages[:4].tolist()
     assert not np.isin(second.held.host_pages, first.held.host_pages).any()

@@ -86,15 +86,18 @@ def test_control_a_wrong_search_is_found(search: Search) -> None:
     assert has_example(st.tuples(STOPS, PIECES), lambda case: not is_right(search, *case))
 
 
-def test_control_the_automaton_needs_its_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_the_search_needs_all_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """After 'aa' of 'aab' comes another 'a': the last two still begin it."""
     assert sent_by(["aab"], list("aaab")) == (["", "", "a", ""], True)
-
-    def no_fallbacks(self: StopStrings) -> None:
-        self._fallback = [0] * len(self._next)
-
-    monkeypatch.setattr(StopStrings, "_link", no_fallbacks)
+    monkeypatch.setattr(StopStrings, "_completed", lambda self, known: iter(()))
     assert has_example(st.tuples(STOPS, PIECES), lambda case: not is_right(sent_by, *case))
+
+
+def test_what_was_completed_too_early_does_not_stop_later() -> None:
+    """'ab' was complete while nothing could stop the text, and is held back since 'xabz' may follow."""
+    strings = StopStrings(["ab", "xabz"])
+    assert strings.push("xab", may_stop=False) == ("", False)
+    assert strings.push("q") == ("xabq", False)
 
 
 @pytest.mark.parametrize("marks", [(">>",), ("<<", ">>")])
@@ -190,7 +193,7 @@ def test_before_min_tokens_a_stop_string_is_text() -> None:
     params = SamplingParams(max_tokens=9, stop=("b", "xy"), min_tokens=3)
     checker = StopChecker(params, frozenset(), Spelled(["ab", "b", "x", "ybz"]))
     said = [checker.append(0) for _ in range(4)]
-    assert said == [NewText("a", ""), NewText("b", ""), NewText("b", ""), NewText("", "stop")]
+    assert said == [NewText("ab", ""), NewText("b", ""), NewText("", ""), NewText("", "stop")]
     assert checker.matched_stop == "xy"
     control = StopChecker(replace(params, min_tokens=0), frozenset(), Spelled(["ab"]))
     assert control.append(0) == NewText("a", "stop")

@@ -1,4 +1,4 @@
-"""SELECTOR=auto: who attends to everything, who is spilled for want of device pages, and who comes back."""
+"""SELECTOR=auto: who attends to everything, and who is spilled for want of device pages."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ import pytest
 from hiscore.decoding.requests.stop_strings import StopChecker
 from hiscore.decoding.scheduling.batch import make_admission
 from hiscore.decoding.scheduling.scheduler import Scheduler
-from hiscore.decoding.scheduling.spilling import LEAST_LEFT
 from hiscore.decoding.sequence import Sequence, Status
 from tests.support.decode_worker import TINY
 from tests.unit.decoding.scheduling.test_scheduler import Drive, sequence
@@ -76,49 +75,14 @@ def test_the_longest_is_spilled_when_one_grows() -> None:
     assert (long.num_output_tokens, short.num_output_tokens) == (80, 80)
 
 
-def test_one_comes_back_when_there_is_room_for_all_of_it() -> None:
-    long, late = sequence(prompt=70, max_tokens=LEAST_LEFT + 16), sequence(prompt=64, max_tokens=3)
-    other = sequence(prompt=24, max_tokens=8)
-    drive = start(long, other)
-    drive.start(late)
-    assert not long.resident
-    drive.until(late, Status.FINISHED)
-    drive.go(12)
-    assert (long.resident, long.status) == (True, Status.RUNNING)
-    assert len(long.held.device_pages) == len(long.held.host_pages)
-    assert drive.scheduler.preemptions == 2
-    # It came back with all that it has, and adds nothing to its index.
-    assert (long.held.restored_pages, long.has_index) == (None, False)
-    drive.until(long, Status.FINISHED)
-    assert long.num_output_tokens == LEAST_LEFT + 16
-
-
-@pytest.mark.parametrize("preempted", [False, True])
-def test_none_comes_back_while_another_is_preempted(preempted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the other's turn first. The control: nobody is preempted."""
-    long, late = sequence(prompt=70, max_tokens=LEAST_LEFT + 16), sequence(prompt=64, max_tokens=3)
+def test_one_that_is_spilled_selects_to_its_end() -> None:
+    long, late = sequence(prompt=70, max_tokens=80), sequence(prompt=64, max_tokens=3)
     drive = start(long, sequence(prompt=24, max_tokens=8))
-    reclaimer = drive.scheduler._reclaimer
-    recall = reclaimer.recall
-    monkeypatch.setattr(reclaimer, "recall", lambda: None)
     drive.start(late)
     drive.until(late, Status.FINISHED)
-    drive.go(4)
-    if preempted:
-        drive.add(other := sequence())
-        drive.scheduler.queues.move(other, Status.PREEMPTED)
-    recall()
-    assert long.resident == (not preempted)
-
-
-def test_one_that_ends_soon_does_not_come_back() -> None:
-    long, late = sequence(prompt=90, max_tokens=60), sequence(prompt=80, max_tokens=4)
-    drive = start(long)
-    drive.add(late)
-    drive.until(late, Status.FINISHED)
-    assert not long.resident
     drive.until(long, Status.FINISHED)
     assert (long.resident, drive.scheduler.preemptions) == (False, 1)
+    assert long.num_output_tokens == 80
 
 
 def test_a_request_that_must_attend_to_everything_is_never_spilled() -> None:

@@ -1,5 +1,6 @@
 """LRU and copies against a plain Python model, with every byte checked after every step."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,11 @@ from hiscore.decoding.sparse import residency
 from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
 from tests.support.decode_cache import KnownCache, unique_contents
+from tests.support.decode_kernels import SHAPE as SHAPE_OF_KERNELS
 from tests.support.tiers import first_of
 
 NEWEST = 5
-SHAPE = CacheShape(
-    layers=3, kv_heads=3, kv_parts=2, head_dim=2, page_size=4, max_sequences=6, max_pages=24,
-    host_pages=80, device_pages=48,
-    lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index_kind="bounds",
-)  # fmt: skip
+SHAPE = replace(SHAPE_OF_KERNELS, kv_heads=3, head_dim=2)
 
 
 class LruModel:
@@ -219,7 +217,7 @@ def test_control_a_wrong_swap_is_noticed(name: str, wrong: Any, monkeypatch: pyt
 @pytest.mark.exhaustive
 def test_a_ring_too_short_for_the_offload_is_noticed() -> None:
     """One page fewer, and a page leaves the ring before the offload of its tokens has completed."""
-    short = CacheShape(**{**vars_of(SHAPE), "ring_pages": 1})
+    short = replace(SHAPE, ring_pages=1)
 
     def play_with(newest: int) -> None:
         game = Play(short, 3, newest)
@@ -230,10 +228,6 @@ def test_a_ring_too_short_for_the_offload_is_noticed() -> None:
     play_with(1)
     with pytest.raises(AssertionError):
         play_with(2)
-
-
-def vars_of(shape: CacheShape) -> dict[str, object]:
-    return {name: getattr(shape, name) for name in CacheShape.__dataclass_fields__}
 
 
 def test_padding_alone_changes_nothing() -> None:
@@ -251,12 +245,3 @@ def test_a_buffer_of_another_size_is_refused(full: bool, buffer: int) -> None:
     known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST)
     with pytest.raises(ValueError, match=f"device_pages has {buffer} pages for a sequence of 20"):
         known.admit(0, 10, 80, full=full, buffer=buffer)
-
-
-def test_host_pages_are_looked_up_in_the_sequences_table_and_0_beyond_a_list() -> None:
-    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
-    cache.host_block_table[2, :4] = torch.tensor([40, 41, 42, 43])
-    batch = StepBatch(torch.tensor([2], dtype=torch.int32), torch.tensor([15], dtype=torch.int32))
-    selection = as_selection([[[1, 3], [0, 2], [2, 3]]], SHAPE, 1)
-    expected = [[41, 43, 0, 0, 0], [40, 42, 0, 0, 0], [42, 43, 0, 0, 0]]
-    assert residency.host_pages_of(cache, selection, batch)[0].tolist() == expected

@@ -15,9 +15,9 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import selection as selection_module
-from hiscore.decoding.sparse.dsa import DsaSelector
-from hiscore.decoding.sparse.selection import Selection, Selector, select_all_pages, select_top_pages
-from hiscore.decoding.sparse.selectors import QuestSelector
+from hiscore.decoding.sparse.cache_ops import CacheOps
+from hiscore.decoding.sparse.selection import Selection, select_top_pages
+from hiscore.decoding.sparse.selectors import DsaSelector, QuestSelector
 from tests.support.decode_cache import poison
 
 KV_HEADS, GROUP, WIDTH = 2, 3, 4
@@ -60,11 +60,11 @@ def make_batch(seed: int) -> tuple[StepBatch, list[Tensor], Tensor]:
     return StepBatch(seq_indices, positions), keys, normal(len(seq_indices), KV_HEADS * GROUP, WIDTH)
 
 
-def choose(selector: Selector, q: Tensor, rows: StepBatch) -> Selection:
+def choose(selector: QuestSelector, q: Tensor, rows: StepBatch) -> Selection:
     return selector.select(selector.scores(1, q, rows), rows)
 
 
-def write(cache: KVCache, selector: Selector, rows: StepBatch, keys: list[Tensor], chunk: int) -> None:
+def write(cache: KVCache, selector: QuestSelector, rows: StepBatch, keys: list[Tensor], chunk: int) -> None:
     page = cache.shape.page_size
     for seq_index, of_sequence in zip(rows.seq_indices.tolist(), keys, strict=True):
         for start in range(0, len(of_sequence), chunk):
@@ -274,15 +274,14 @@ def test_an_unstable_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         test_given_scores_choose_by_a_plain_sort()
 
 
-def test_everything_is_all_pages() -> None:
+def test_everything_is_all_pages_of_each_row_and_0_beyond_them() -> None:
+    cache = cache_of(page=4, top=7, ring=2, index="bounds")
+    cache.host_block_table[[0, 2], :4] = torch.tensor([[30, 31, 32, 33], [40, 41, 42, 43]], dtype=torch.int32)
     rows = StepBatch(torch.tensor([2, -1, 0]), torch.tensor([9, 0, 3]))
-    assert select_all_pages(rows, 2, page_size=4).pages[:, 1].tolist() == [
-        [0, 1, 2],
-        [-1, -1, -1],
-        [0, -1, -1],
-    ]
-    assert select_all_pages(rows, 2, page_size=4).counts.tolist() == [[3, 3], [0, 0], [1, 1]]
-    assert select_all_pages(rows, 2, page_size=4).mass.tolist() == [[1, 1], [0, 0], [1, 1]]
+    lists = CacheOps(cache, attention_shape()).all_pages(rows)
+    heads = cache.shape.kv_heads
+    assert lists.pages.tolist() == [[each] * heads for each in ([40, 41, 42], [0, 0, 0], [30, 0, 0])]
+    assert lists.counts.tolist() == [[3] * heads, [0] * heads, [1] * heads]
 
 
 def test_rows_that_get_all_of_their_pages_are_not_scored() -> None:

@@ -1,8 +1,8 @@
 """Workers of several ranks, as settings ask for them: what the ranks agree on, and who is named in a refusal."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,24 +14,14 @@ from hiscore.server.server_resources import ServerResources
 from hiscore.settings import DecodeSettings
 from tests.support import decode_rank_work
 from tests.support.decode_client import serving
-from tests.support.decoding import checkpoint, prompt
+from tests.support.decoding import prompt
 
 pytestmark = pytest.mark.exhaustive
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint("qwen3", tmp_path_factory.mktemp("built"))
-
-
-def make(ranks: Ranks, path: Path, **settings: Any) -> Worker:
-    sizes: dict[str, Any] = {
-        "max_streams": 2,
-        "host_kv_bytes": 2**24,
-        "device_kv_bytes": 2**24,
-        "selector": "quest",
-    }
-    return make_worker(DecodeSettings(**sizes, **settings), path, ranks, ServerResources())
+def make(ranks: Ranks, path: Callable[[str], Path]) -> Worker:
+    settings = DecodeSettings(max_streams=2, host_kv_bytes=2**24, device_kv_bytes=2**24, selector="quest")
+    return make_worker(settings, path("qwen3"), ranks, ServerResources())
 
 
 @pytest.mark.parametrize("lacking", [(), (0,), (1,), (0, 1)])
@@ -44,7 +34,9 @@ def test_all_ranks_prefill_by_flashinfer_or_none_does(
     assert used == [[not lacking, not lacking and not without_rows]] * 2
 
 
-def test_a_rank_that_cannot_load_is_named_and_the_others_go_on(ranks: Ranks, path: Path) -> None:
+def test_a_rank_that_cannot_load_is_named_and_the_others_go_on(
+    ranks: Ranks, path: Callable[[str], Path]
+) -> None:
     ranks.prepare(partial(decode_rank_work.refuse_to_pin, which=1))
     try:
         with pytest.raises(RankError, match=r"rank 1 of 2: HostMemoryRefused: .* HOST_KV_BYTES lower"):

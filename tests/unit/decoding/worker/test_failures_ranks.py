@@ -1,7 +1,7 @@
 """A sequence that fails on one of several ranks, which must not go on with other tokens than the rest."""
 
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def worker_on(ranks: Ranks, path: Path, failing: tuple[int, ...]) -> ParallelWor
 @pytest.mark.parametrize("failing", [(0,), (0, 1)])
 def test_what_fails_on_the_first_rank_ends_its_own_sequence(failing: tuple[int, ...], path: Path) -> None:
     ended = threading.Event()
-    with Ranks([torch.device("cpu")] * 2, end=ended.set) as ranks:
+    with closing(Ranks([torch.device("cpu")] * 2, end=ended.set)) as ranks:
         found = []
         for which in ((), failing):
             with serving(worker_on(ranks, path, which)) as client:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hiscore.decoding.interface.worker import NOT_FINITE
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.worker.step_runner import COUNTERS, Attends, EagerRunner, decode_greedily, new_input_ids
+from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepRunner
 
 
 class Counted:
@@ -35,7 +35,7 @@ class Successor:
 
 def test_sequences_are_fed_their_newest_tokens() -> None:
     model = Successor()
-    runner = EagerRunner(model, ops=None, max_sequences=3)
+    runner = StepRunner(model, ops=None, max_sequences=3)
     runner.input_ids.copy_(torch.tensor([1, 4, 8, 0]))
     outputs = runner.forward(np.array([2, 0], np.int32), np.array([7, 5], np.int32), Attends.SELECTED)
     assert model.seen == [([8, 1], [2, 0], [7, 5])]
@@ -47,16 +47,3 @@ def test_sequences_are_fed_their_newest_tokens() -> None:
     assert runner.input_ids.tolist()[:2] == [2, 4]
     runner.forward(np.array([0, 1], np.int32), np.array([6, 9], np.int32), Attends.SELECTED)
     assert model.seen[1] == ([2, 4], [0, 1], [6, 9])
-
-
-def test_padding_feeds_no_sequence() -> None:
-    """Its sample goes to the last element."""
-    fed = new_input_ids(2, torch.device("cpu"))
-    assert fed.tolist() == [0, 0, 0]
-    fed.copy_(torch.tensor([5, 6, 0]))
-    batch = StepBatch(
-        torch.tensor([1, -1, -1], dtype=torch.int32), torch.tensor([3, 0, 0], dtype=torch.int32)
-    )
-    outputs = decode_greedily(Successor(), batch, fed, ops=None, full_attention=False)
-    assert fed.tolist() == [5, 7, 6]
-    assert outputs.readback[COUNTERS:].tolist() == [7, 6, 6]

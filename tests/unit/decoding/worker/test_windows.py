@@ -12,13 +12,12 @@ import torch
 from hiscore.decoding.memory import sizing
 from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.worker import worker as worker_module
-from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import PrefixCaching
 from tests.support.decode_truth import DecodeTruth
 from tests.support.decoding import CONTEXT, build
-from tests.support.late_copies import LateCopies
 from tests.support.tiers import first_of
 from tests.support.windows import FEW, HOST_LAYERS, WINDOW, checkpoints, outputs
+from tests.unit.decoding.worker.test_worker_engine import late
 from tests.unit.decoding.worker.test_worker_truth import SINGLE, WRONG, largest_error
 
 pytestmark = pytest.mark.slow  # whole models
@@ -31,10 +30,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(checkpoints(lambda: tmp_path_factory.mktemp("checkpoint")))
 
 
-def late(worker: CacheWorker) -> CacheWorker:
-    return LateCopies(5).install(worker)
-
-
 @pytest.mark.parametrize("selector", first_of("dense", "auto", "quest"))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_where_a_window_is_kept_no_bit_changes(
@@ -42,13 +37,13 @@ def test_where_a_window_is_kept_no_bit_changes(
 ) -> None:
     whole = selector == "auto"
     with monkeypatch.context() as patched:
-        patched.setattr(sizing, "windowed_layers", lambda *model: frozenset())
+        patched.setattr(ModelShape, "windowed", frozenset())
         copied = build(path(family), selector, *FEW)
     alone = build(path(family), selector, *FEW)
     layers, kept = copied._cache.shape.layers, HOST_LAYERS[family.partition("@")[0]]
     assert (len(copied._cache.host_kv), len(alone._cache.host_kv)) == (layers, kept)
     assert (len(alone._cache.window_kv), len(alone._model.staging)) == (layers - kept, kept)
-    expected, found = outputs(late(copied), whole), outputs(late(alone), whole)
+    expected, found = outputs(late(copied, 5), whole), outputs(late(alone, 5), whole)
     assert all(each.isfinite().all() for each in expected)
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
@@ -69,7 +64,7 @@ def test_beyond_a_window_tokens_are_transformers(path: Any, family: str, selecto
 @pytest.mark.exhaustive
 def test_control_a_ring_too_small_is_seen(path: Any, selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = path(f"gemma3@{WINDOW}")
-    monkeypatch.setattr(sizing, "longest_window", lambda *model: WINDOW - 32)
+    monkeypatch.setattr(ModelShape, "longest_window", WINDOW - 32)
     worker = build(directory, selector, 224, 256)
     assert worker._cache.shape.window_ring == 1
     error, _ = largest_error(worker, DecodeTruth(directory, torch.float32), lengths=(200, 7, 33))

@@ -1,5 +1,6 @@
 """What a worker launches and in which order, on a device that only records its calls."""
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,8 @@ from hiscore.decoding.interface.prefix import Prefix
 from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.interface.worker import NO_PAGES, NOT_FINITE, Admission, DecodeBatch, PrefillChunk
 from hiscore.decoding.worker import worker as worker_module
-from hiscore.decoding.worker.device_queues import Event, Queue
-from hiscore.decoding.worker.offload_schedule import OffloadSchedule
+from hiscore.decoding.worker.device_queues import Queue
+from hiscore.decoding.worker.offload_schedule import Event, OffloadSchedule
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decoding import greedy
@@ -32,8 +33,7 @@ class Recorder:
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
         self.done: set[int] = set()
-        self.free: list[Event] = []
-        self.events = 0
+        self.events = count()
         counts = torch.zeros(1, dtype=torch.int64)
         self.cache: Any = SimpleNamespace(
             hits=counts,
@@ -47,6 +47,7 @@ class Recorder:
         self.input_ids = new_input_ids(4, torch.device("cpu"))
         self.logits = torch.eye(VOCABULARY)
         self.counts: Any = None
+        self.states = None
 
     def use(self, queue: Queue) -> "Recorder":
         self.log.append(("use", queue.value))
@@ -58,19 +59,10 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.log.append(("end",))
 
-    def event(self) -> Event:
-        if self.free:
-            return self.free.pop()
-        self.events += 1
-        return Event(self.events - 1)
-
-    def recycle(self, event: Event) -> None:
-        assert event not in self.free
-        self.free.append(event)
-
-    def record(self, event: Event, queue: Queue) -> None:
-        self.done.discard(event)
+    def record(self, queue: Queue) -> Event:
+        event = next(self.events)
         self.log.append(("record", event, queue.value))
+        return event
 
     def wait(self, queue: Queue, event: Event) -> None:
         self.log.append(("wait", event, queue.value))
@@ -107,14 +99,14 @@ class Recorder:
         return log
 
 
-def recorded(host_is_shared: bool = False) -> tuple[Recorder, CacheWorker]:
+def recorded(host_is_shared: bool = False, follows: bool = False) -> tuple[Recorder, CacheWorker]:
     sizes = dict.fromkeys(("lru_pages", "ring_pages", "host_pages", "device_pages"), 0)
     config = CacheConfig(
         page_size=4, **sizes, staging_pages=8, max_sequences=4, prefill_token_budget=0, context_length=0,
         host_is_shared=host_is_shared,
     )  # fmt: skip
     device: Any = Recorder()
-    return device, CacheWorker(device, device, device, OffloadSchedule(2, 4, 8), config)
+    return device, CacheWorker(device, device, device, OffloadSchedule(2, 4, 8), config, follows)
 
 
 def step(worker: CacheWorker, position: int) -> None:
@@ -135,15 +127,15 @@ def test_a_restore_runs_beside_forwards_and_what_reads_it_waits(monkeypatch: pyt
     worker.restore(1, 3, at(5), at(2))
     assert device.take() == [
         ("record", 0, "compute"), ("wait", 0, "restore"),
-        ("use", "restore"), ("restore", [32, 33, 34], [5]), ("end",), ("record", 0, "restore"),
+        ("use", "restore"), ("restore", [32, 33, 34], [5]), ("end",), ("record", 1, "restore"),
     ]  # fmt: skip
     for what in ("fill_from_staging", "index_from_staging"):
         monkeypatch.setattr(worker_module, what, lambda *_: device.log.append(("admit",)))
     worker.admit(Admission(1, 3, at(5), at(2), at(2), False, first_token=7))
-    assert device.take() == [("wait", 0, "compute"), ("use", "compute"), ("admit",), ("end",)]
+    assert device.take() == [("wait", 1, "compute"), ("use", "compute"), ("admit",), ("end",)]
     with pytest.raises(RuntimeError, match="sequence 1 has copies in flight"):
         worker.release(1, NO_PAGES, NO_PAGES)
-    device.done = {0}
+    device.done = {1}
     assert worker.drained(1)
     worker.admit(Admission(1, 3, at(5), at(2), at(2), False, first_token=7))
     assert device.take() == [("use", "compute"), ("admit",), ("end",)]
@@ -167,12 +159,12 @@ def test_a_prefix_whose_second_copy_fails_to_launch_is_drained_when_the_first_ha
         worker.fetch(Prefix(1, 4, at(5), at(5), at(2), np.zeros(1, bool)))
     assert device.take() == [
         ("record", 0, "compute"), ("wait", 0, "restore"),
-        ("use", "restore"), ("restore", [32, 33, 34, 35], [5]), ("end",), ("record", 0, "restore"),
+        ("use", "restore"), ("restore", [32, 33, 34, 35], [5]), ("end",), ("record", 1, "restore"),
     ]  # fmt: skip
     assert not worker.drained(1)
     with pytest.raises(RuntimeError, match="sequence 1 has copies in flight"):
         worker.release(1, NO_PAGES, NO_PAGES)
-    device.done = {0}
+    device.done = {1}
     worker.release(1, NO_PAGES, NO_PAGES)
 
 
@@ -202,26 +194,26 @@ def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_
     device, worker = recorded()
     restore(worker)
 
-    def step_log(position: int, copy_event: int, copied: int) -> list[tuple[Any, ...]]:
+    def step_log(position: int, event: int) -> list[tuple[Any, ...]]:
         return [
             ("use", "compute"), ("forward", [1], [position], Attends.SELECTED), ("end",),
-            ("record", copy_event, "compute"), ("wait", copy_event, "offload"),
+            ("record", event, "compute"), ("wait", event, "offload"),
             ("use", "offload"), ("copy", [position], [position + 100]), ("end",),
-            ("record", copied, "offload"),
+            ("record", event + 1, "offload"),
         ]  # fmt: skip
 
     step(worker, 3)
-    assert device.take() == step_log(3, 0, 0)
+    assert device.take() == step_log(3, 2)
     step(worker, 4)
-    assert device.take() == step_log(4, 1, 1)
+    assert device.take() == step_log(4, 4)
     step(worker, 5)
-    assert device.take() == [("wait", 0, "compute"), *step_log(5, 2, 2)]
+    assert device.take() == [("wait", 3, "compute"), *step_log(5, 6)]
     assert not worker.drained(1)
-    device.done = {0, 1}
-    step(worker, 6)  # the copies of 3 and 4 have completed: no wait, and their events serve again
-    assert device.take() == step_log(6, 1, 1)
+    device.done = {3, 5}
+    step(worker, 6)  # the copies of 3 and 4 have completed: no wait
+    assert device.take() == step_log(6, 8)
     assert worker._schedule.offloaded_tokens == 2
-    device.done = {1, 2}
+    device.done = {7, 9}
     assert worker.drained(1)
     assert device.take() == []
 
@@ -269,6 +261,17 @@ def test_a_prefill_waits_for_the_copies_of_the_staging_pages_that_it_begins() ->
     assert [
         call for call in device.take() if call[0] == "wait" and call[2] == "compute"
     ] == []  # has been waited for
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_ranks_but_the_first_find_a_prefix_behind_their_own_copies(follows: bool) -> None:
+    device, worker = recorded(follows=follows)
+    worker.prefill([chunk(0, 20)], greedy(0))
+    done = worker._schedule._copies[-1].done
+    device.take()
+    device.restore_index = lambda *_: None  # type: ignore[attr-defined]
+    worker.fetch(Prefix(2, 4, at(5), at(5), at(6), np.zeros(1, bool)))
+    assert (("wait", done, "compute") in device.take()) == follows
 
 
 def test_some_attend_to_everything() -> None:
@@ -325,7 +328,7 @@ def test_a_result_has_what_was_counted_since_the_last() -> None:
     restore(worker)
     step(worker, 3)
     step(worker, 4)
-    device.done = {0}
+    device.done = {3}
     worker.drained(1)
     mass = torch.tensor([2.0, 6.0], dtype=torch.float64).view(torch.int64)
     second = worker.read(torch.cat((torch.tensor([6, 4]), mass)), 0, 0.5)
@@ -343,7 +346,7 @@ def test_a_sequence_with_copies_in_flight_is_not_released_and_one_without_an_ind
     worker.step(DecodeBatch(at(seq_index), at(3), greedy(1)))
     with pytest.raises(RuntimeError, match=f"sequence {seq_index} has copies in flight"):
         worker.release(seq_index, NO_PAGES, NO_PAGES)
-    device.done = {0}
+    device.done = {3}
     worker.release(seq_index, NO_PAGES, NO_PAGES)
     assert worker._schedule.lag().tolist() == [0] * 4
     worker.release(-1, at(5), NO_PAGES)

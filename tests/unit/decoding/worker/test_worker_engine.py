@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,39 +10,20 @@ import pytest
 import torch
 
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.worker.restores import Restores
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import Code, RequestError
 from tests.support import decode_cache
 from tests.support.decode_client import Client, Outcome, serving
-from tests.support.decoding import build, prompt, spoil
+from tests.support.decoding import prompt
 from tests.support.late_copies import LateCopies
 from tests.support.tiers import first_of
 from tests.support.worker_driver import Driver
 
 pytestmark = pytest.mark.slow  # whole models
 
-# Family, tokens selected, tokens in the buffer.
-SETTINGS = {
-    "dense": ("gemma2", 16, 24),
-    "quest": ("qwen3", 96, 96),
-    "exact": ("llama-biased", 16, 24),
-    "dsa": ("glm-shared", 16, 24),
-}
 ROWS = ["dense", *first_of("dsa", "quest", "exact")]
 Call = dict[str, Any]
 COUNT = 16
-
-
-@pytest.fixture(scope="module")
-def workers(path: Callable[[str], Path]) -> Callable[..., CacheWorker]:
-    """In float64, where matrix products over other numbers of rows change no choice of a token."""
-
-    def get(selector: str, **settings: Any) -> CacheWorker:
-        family, top_k, buffer = SETTINGS[selector]
-        return build(path(family), selector, top_k, buffer, dtype=torch.float64, **settings)
-
-    return get
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +32,20 @@ def alone(workers: Callable[..., CacheWorker]) -> Callable[[str, int], tuple[lis
 
     @cache
     def get(selector: str, count: int) -> tuple[list[Call], list[list[int]]]:
-        calls, tokens = [call(i) for i in range(count)], []
-        with serving(workers(selector)) as client:
-            for each in calls:
-                outcome = client.submit(**each)
-                client.wait([outcome])
-                tokens.append(outcome.tokens)
-        assert [len(each) for each in tokens] == [each["max_tokens"] for each in calls]
-        return calls, tokens
+        calls = [call(i) for i in range(count)]
+        return calls, tokens_alone(workers(selector), calls)
 
     return get
+
+
+def tokens_alone(worker: CacheWorker, calls: Sequence[Call]) -> list[list[int]]:
+    tokens = []
+    with serving(worker) as client:
+        for each in calls:
+            client.wait([outcome := client.submit(**each)])
+            tokens.append(outcome.tokens)
+    assert [len(each) for each in tokens] == [each["max_tokens"] for each in calls]
+    return tokens
 
 
 def call(number: int) -> Call:
@@ -199,41 +183,3 @@ def test_poison_is_seen(workers: Any, alone: Any, monkeypatch: pytest.MonkeyPatc
     errors = [outcome.end for outcome in outcomes if isinstance(outcome.end, RequestError)]
     assert errors
     assert {error.code for error in errors} == {Code.INTERNAL}
-
-
-@pytest.mark.parametrize("forgets", [False, True])
-def test_every_event_comes_back(workers: Any, forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a GPU would have ever more of them: the CPU's queues have none. The control forgets those of restores."""
-    if forgets:
-        monkeypatch.setattr(Restores, "landed", lambda self, seq_index: not self._in_flight.pop(seq_index, 0))
-    worker = workers("exact", sequences=2, prefix_cache=True)
-    queues = LateCopies(20)
-    queues.install(worker)
-    with serving(worker, quantum=3) as client:
-        client.wait([client.submit(**call(i)) for i in range(8)])
-    assert client.stats.preemptions > 0
-    assert bool(queues.kept(worker)) == forgets
-
-
-@pytest.mark.parametrize("selector", ["exact", "dsa"])
-def test_a_row_that_is_not_finite_fails_its_sequence_alone(workers: Any, alone: Any, selector: str) -> None:
-    """A token's embedding is NaN, and one sequence reaches it while it decodes."""
-    calls, expected = alone(selector, COUNT)
-    seen = [{*each["tokens"].tolist(), *tokens} for each, tokens in zip(calls, expected, strict=True)]
-    victim, token = next(
-        (i, tokens[at])
-        for i, tokens in enumerate(expected)
-        for at in range(1, len(tokens) - 1)
-        if sum(tokens[at] in other for other in seen) == 1 and tokens[at] not in calls[i]["tokens"]
-    )
-    worker = workers(selector)
-    spoil(worker, token)
-    outcomes, _ = crowd(worker, calls)
-    failed = outcomes.pop(victim)
-    assert isinstance(failed.end, RequestError)
-    assert failed.end.code is Code.INTERNAL
-    assert failed.tokens == expected[victim][: expected[victim].index(token) + 1]
-    assert [outcome.tokens for outcome in outcomes] == [*expected[:victim], *expected[victim + 1 :]]
-    # And its pages serve others.
-    again, _ = crowd(worker, calls[:victim])
-    assert [outcome.tokens for outcome in again] == expected[:victim]

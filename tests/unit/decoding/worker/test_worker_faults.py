@@ -4,9 +4,8 @@ The memory runs out at the boundary to the device: where a copy is launched, and
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,26 +17,14 @@ from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import Code, RequestError
 from tests.support.decode_client import Outcome, serving
-from tests.support.decoding import build, prompt
+from tests.support.decoding import prompt
 from tests.support.limited_memory import LimitedMemory
 from tests.support.tiers import first_of
 from tests.support.tiny_models import VOCABULARY
 
 pytestmark = pytest.mark.slow  # whole models
 
-SETTINGS = {"dense": ("mistral", 16, 24), "exact": ("llama-biased", 16, 24)}
 CALLS = [{"tokens": prompt(20 + seed, seed=seed), "max_tokens": 12 + seed} for seed in range(4)]
-
-
-@pytest.fixture(scope="module")
-def worker_of(path: Callable[[str], Path]) -> Callable[..., CacheWorker]:
-    """In float64, where matrix products over other numbers of rows change no choice of a token."""
-
-    def get(selector: str, **settings: Any) -> CacheWorker:
-        family, top_k, buffer = SETTINGS[selector]
-        return build(path(family), selector, top_k, buffer, dtype=torch.float64, **settings)
-
-    return get
 
 
 def run(worker: CacheWorker, calls: list[dict[str, Any]]) -> tuple[list[Outcome], list[Exception]]:
@@ -65,12 +52,12 @@ def failing(ops: Any, operation: str, at: int) -> Iterator[None]:
     setattr(ops, operation, launch)
 
 
-@pytest.mark.parametrize("selector", SETTINGS)
+@pytest.mark.parametrize("selector", ["dense", "exact"])
 @pytest.mark.parametrize("chunk", first_of(8, 24, 96))
 @pytest.mark.parametrize("at", [1, 3, 4])
-def test_a_failed_copy_ends_its_own_sequence(worker_of: Any, selector: str, chunk: int, at: int) -> None:
+def test_a_failed_copy_ends_its_own_sequence(workers: Any, selector: str, chunk: int, at: int) -> None:
     """Whichever copy it is, of whichever part; the steps that run meanwhile go on."""
-    worker = worker_of(selector, chunk=chunk)
+    worker = workers(selector, chunk=chunk)
     expected, _ = run(worker, CALLS)
     with failing(worker._ops, "offload_prompt", at):
         outcomes, failures = run(worker, CALLS)
@@ -86,8 +73,8 @@ def test_a_failed_copy_ends_its_own_sequence(worker_of: Any, selector: str, chun
 
 
 @pytest.mark.parametrize("operation", ["fill_buffer", "index_prompt"])
-def test_an_admission_that_fails_ends_its_own_sequence(worker_of: Any, operation: str) -> None:
-    worker = worker_of("exact")
+def test_an_admission_that_fails_ends_its_own_sequence(workers: Any, operation: str) -> None:
+    worker = workers("exact")
     expected, _ = run(worker, CALLS)
     with failing(worker._ops, operation, 2):
         outcomes, failures = run(worker, CALLS)
@@ -98,8 +85,8 @@ def test_an_admission_that_fails_ends_its_own_sequence(worker_of: Any, operation
 
 
 @pytest.mark.exhaustive
-def test_the_control_a_steps_copy_that_fails_ends_all_of_its_sequences(worker_of: Any) -> None:
-    worker = worker_of("exact")
+def test_the_control_a_steps_copy_that_fails_ends_all_of_its_sequences(workers: Any) -> None:
+    worker = workers("exact")
     with failing(worker._ops, "offload_step", 8):
         outcomes, _ = run(worker, CALLS)
     assert sum(isinstance(outcome.end, RequestError) for outcome in outcomes) > 1
@@ -118,11 +105,11 @@ def limit_sampling(worker: CacheWorker, limit: int) -> LimitedMemory:
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_a_step_that_lacks_memory_for_one_row_goes_on_without_it(worker_of: Any, limited: bool) -> None:
+def test_a_step_that_lacks_memory_for_one_row_goes_on_without_it(workers: Any, limited: bool) -> None:
     """To count the tokens of its long prompt takes more than any row of logits."""
     calls = [{**call, "presence_penalty": 1.0} for call in CALLS]
     calls.append({"tokens": prompt(VOCABULARY + 4, seed=9), "max_tokens": 6, "frequency_penalty": 0.5})
-    worker = worker_of("exact", sequences=5, chunk=96)
+    worker = workers("exact", sequences=5, chunk=96)
     expected, _ = run(worker, calls)
     memory = limit_sampling(worker, VOCABULARY * 8 if limited else 10**9)
     outcomes, _ = run(worker, calls)
@@ -149,8 +136,8 @@ class BadGrammar:
 
 
 @pytest.mark.parametrize("bad", [True, False])
-def test_a_bad_mask_ends_its_own_sequence(worker_of: Any, bad: bool) -> None:
-    worker = worker_of("exact")
+def test_a_bad_mask_ends_its_own_sequence(workers: Any, bad: bool) -> None:
+    worker = workers("exact")
     expected, _ = run(worker, CALLS)
     outcomes = [Outcome() for _ in CALLS]
     with serving(worker) as client:

@@ -1,6 +1,5 @@
 """Ranks that share the host pool of latents: each page is stored by one of them, and all get it from there."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,16 +12,11 @@ from tests.support.decoding import build, checkpoint
 from tests.support.tiers import first_of
 from tests.unit.decoding.worker.test_worker_ranks import CALLS, SETTINGS, together, tokens
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("ranks", first_of(2, 4), indirect=True)]
 
 NAME = "latents, shared selections"
 LONG = [{**each, "max_tokens": 40, "sparse": True} for each in CALLS[:4]]
 """Calls that are preempted and restored, and select what has long left their buffers."""
-
-
-@pytest.fixture(scope="module", params=first_of(2, 4))
-def ranks(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
-    return ranks_of(request.param)
 
 
 @pytest.fixture(scope="module")

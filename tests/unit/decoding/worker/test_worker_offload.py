@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.models.mla import LatentStep
-from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.layers.torch_ops import TorchOps
+from hiscore.layers.ops import Ops
 from hiscore.models.deepseek.latent_cache import StagedLatents
 from tests.support.decoding import build, prompt
 from tests.support.late_copies import LateCopies
@@ -35,14 +35,14 @@ SEQUENCES = 6
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What forwards write, layer after layer: [T, C, H, D] each, recorded before it is stored."""
     layers: list[Tensor] = []
-    rotate = TorchOps.rope_and_cache
+    rotate = Ops.rope_and_cache
 
-    def rope_and_cache(self: TorchOps, layer: Any, rope: Any, qkv: Tensor, *args: Any) -> None:
+    def rope_and_cache(self: Ops, layer: Any, rope: Any, qkv: Tensor, *args: Any) -> None:
         rotate(self, layer, rope, qkv, *args)
         k, v = qkv.unflatten(1, (-1, self._head_dim))[:, self._heads :].chunk(2, dim=1)
         layers.append(torch.stack((k, v), 1))
 
-    monkeypatch.setattr(TorchOps, "rope_and_cache", rope_and_cache)
+    monkeypatch.setattr(Ops, "rope_and_cache", rope_and_cache)
     for kind in (StagedLatents, LatentStep):
 
         def keep(self: Any, layer: int, row: Tensor, index_key: Tensor | None, keep: Any = kind.keep) -> None:
@@ -173,7 +173,7 @@ def into_the_next_page(offload: Any) -> Any:
 
 
 def twice(offload: Any) -> Any:
-    def both(steps: TorchCacheOps, home: Tensor, buffer: Tensor) -> None:
+    def both(steps: CacheOps, home: Tensor, buffer: Tensor) -> None:
         offload(steps, home, buffer)
         offload(steps, home + 1, buffer)
 
@@ -185,7 +185,7 @@ def of_another_row(offload: Any) -> Any:
 
 
 def keys_alone(offload: Any) -> Any:
-    def without_values(steps: TorchCacheOps, home: Tensor, buffer: Tensor) -> None:
+    def without_values(steps: CacheOps, home: Tensor, buffer: Tensor) -> None:
         host = steps._cache.host_kv
         values = host[:, :, :, -1].clone()
         offload(steps, home, buffer)
@@ -202,7 +202,7 @@ def test_a_wrong_offload_is_seen(
 ) -> None:
     family, top_k, buffer = SETTINGS[selector]
     worker = build(path(family), selector, top_k, buffer)
-    monkeypatch.setattr(TorchCacheOps, "offload_step", mutation(TorchCacheOps.offload_step))
+    monkeypatch.setattr(CacheOps, "offload_step", mutation(CacheOps.offload_step))
     with torch.inference_mode():
         assert life(worker, kept, [33, 20], 60, 5)[0]
 
@@ -219,11 +219,11 @@ def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], rin
 
 @pytest.mark.exhaustive
 def test_a_prompt_not_copied_is_seen(path: Any, kept: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    def but_the_last(steps: TorchCacheOps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+    def but_the_last(steps: CacheOps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         offload(steps, staging, slots[:-1], host_pages)
 
-    offload = TorchCacheOps.offload_prompt
-    monkeypatch.setattr(TorchCacheOps, "offload_prompt", but_the_last)
+    offload = CacheOps.offload_prompt
+    monkeypatch.setattr(CacheOps, "offload_prompt", but_the_last)
     watched = Watched(build(path("llama"), "exact"), kept)
     watched.admit(30, 60)
     assert watched.faults(drained=True) == ["0: not on the host in time"]

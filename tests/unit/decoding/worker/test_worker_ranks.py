@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -45,23 +45,16 @@ SETTINGS = {
 }
 FOR_FOUR = (
     *("dense", "quest", "exact", "windows", "sinks", "wide norms", "norms by head"),
-    *("latents, shared selections", "latents, GLM experts"),
+    *("experts", "latents, shared selections", "latents, GLM experts"),
 )
 """What four ranks do that two do not: several have the same head of keys and values, its norm and its selections.
 
-Of the others, `test_prefix_ranks` decodes experts on four, and `test_scorer_ranks` and `test_sharding`
-cover each family's weights.
+Of the others, `test_scorer_ranks` and `test_sharding` cover each family's weights.
 """
 CALLS: list[Call] = [call(number) for number in range(COUNT)]
 """Short and long, greedy and sampled."""
 FEWER = CALLS[:6]
 """Some of every kind, and still more than run at once: a step on four ranks takes long on few cores."""
-TWO_RANKS = pytest.mark.parametrize("ranks", [2], indirect=True)
-
-
-@pytest.fixture(scope="module")
-def ranks(request: pytest.FixtureRequest, ranks_of: Callable[[int], Ranks]) -> Ranks:
-    return ranks_of(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +124,11 @@ def check(name: str, ranks: Ranks, checkpoints: dict[str, Path], calls: Sequence
     assert len({tuple(each) for each in expected}) == len(calls)
 
 
-@TWO_RANKS
 @pytest.mark.parametrize("name", first_of(*SETTINGS))
 def test_tokens_are_those_of_one_rank(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
     check(name, ranks, checkpoints)
 
 
-@TWO_RANKS
 @pytest.mark.parametrize("late", first_of(0, 1))
 @pytest.mark.parametrize("name", ["exact", "latents, shared selections"])
 def test_copies_that_are_late_on_one_rank_change_no_token(
@@ -148,7 +139,6 @@ def test_copies_that_are_late_on_one_rank_change_no_token(
     assert found == alone(with_a_head_for_each_rank(path, ranks.rank.shard.ranks), name)
 
 
-@TWO_RANKS
 @pytest.mark.parametrize("name", ["exact", "latents, shared selections"])
 @pytest.mark.exhaustive
 def test_a_rank_that_waits_for_no_copy_is_seen(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
@@ -161,7 +151,6 @@ def test_a_rank_that_waits_for_no_copy_is_seen(name: str, ranks: Ranks, checkpoi
         assert tokens(together(ranks, path, name, ring=1, late=1, deaf=True), long) == expected
 
 
-@TWO_RANKS
 @pytest.mark.parametrize("name", ["exact", "latents, experts"])
 @pytest.mark.exhaustive
 def test_without_a_rank_s_part_they_differ(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:

@@ -25,6 +25,9 @@ EXACT = 1e-9
 SINGLE = 1e-4
 # transformers computes the router's scores and gates in float32, and so do we, from sums in another order.
 ROUTED = 5e-6
+# A state sums up all tokens, and experts read it: transformers, which always computes the rule with 24 bits, is
+# 1.2e-4 from what 53 bits give.
+SUMMED = 3e-4
 # A token seen or left out, a position off by one.
 WRONG = 1e-2
 
@@ -69,7 +72,7 @@ def largest_error(
 
 def bound(family: str, dtype: torch.dtype) -> float:
     if dtype == torch.float32:
-        return SINGLE
+        return SUMMED if family in tiny_models.RECURRENT else SINGLE
     routed = family.endswith("experts") or family.startswith(("qwen3-moe", "mixtral", "gpt-oss"))
     return ROUTED if routed else EXACT
 
@@ -78,8 +81,9 @@ def bound(family: str, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        *((family, torch.float64) for family in tiny_models.FIRST if family not in tiny_models.RECURRENT),
-        *((family, torch.float32) for family in tiny_models.ATTENDING),
+        *((family, torch.float64) for family in tiny_models.FIRST if family in tiny_models.ATTENDING),
+        *((family, torch.float32) for family in tiny_models.DECODED),
+        ("deepseek-v3-experts", torch.float64),
     ],
 )
 def test_dense_is_transformers_cached_decode(path: Any, truth: Any, family: str, dtype: torch.dtype) -> None:
@@ -89,7 +93,7 @@ def test_dense_is_transformers_cached_decode(path: Any, truth: Any, family: str,
 
 
 @pytest.mark.parametrize("dtype", first_of(torch.float64, torch.float32))
-@pytest.mark.parametrize("family", tiny_dsa.FAMILIES)
+@pytest.mark.parametrize("family", tiny_dsa.INDEXED)
 def test_an_indexer_is_that_of_transformers(path: Any, truth: Any, family: str, dtype: torch.dtype) -> None:
     """60 tokens, of which its indexer selects 16."""
     error, misses = largest_error(build(path(family), "dsa", dtype=dtype), truth(family, dtype))

@@ -47,7 +47,7 @@ verdict = partial(verdict_of, load, truth, compare)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", first_of("deepseek-experts", "glm-shared"))
+@pytest.mark.parametrize("family", first_of("deepseek-experts", "glm-shared", "deepseek-v3-experts"))
 def test_a_key_is_computed_as_by_transformers_or_refused(family: str, tmp_path: Path) -> None:
     source = tiny_dsa.make(family, tmp_path / "source")
     assert wrong(source, tmp_path / "changed", KEYS, read, verdict) == {}

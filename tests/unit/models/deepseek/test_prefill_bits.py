@@ -52,8 +52,7 @@ def hidden(
     decoder: DsaDecoder,
     cuts: tuple[int, ...],
     company: tuple[int, ...] = (),
-    full: bool = False,
-    **options: Any,
+    **how: Any,
 ) -> Tensor:
     """Of a prompt in forwards that end at these tokens; beside each, another prompt's rows up to there."""
     generator = torch.Generator().manual_seed(1)
@@ -61,14 +60,14 @@ def hidden(
         [LENGTH, SLOTS - LENGTH]
     )
     slots = torch.randperm(SLOTS, generator=generator).split([LENGTH, SLOTS - LENGTH])
-    staged = StagedLatents(decoder.architecture, SLOTS, CPU, decoder.dtype, **options)
+    staged = StagedLatents(decoder.architecture, SLOTS, CPU, decoder.dtype)
     found = []
     for index, (begin, end) in enumerate(pairwise((0, *cuts))):
         spans = [(begin, end)]
         if company:
             spans = [((0, *company)[index], company[index]), *spans]
         which = (1, 0) if company else (0,)
-        staged.plan([Segment(slots[n][:b], b - a, full) for n, (a, b) in zip(which, spans, strict=True)])
+        staged.plan([Segment(slots[n][:b], b - a, **how) for n, (a, b) in zip(which, spans, strict=True)])
         ids = torch.cat([prompts[n][a:b] for n, (a, b) in zip(which, spans, strict=True)]).int()
         positions = torch.cat([torch.arange(a, b) for a, b in spans]).int()
         rows = decoder.tail(*decoder.body(ids, positions, staged))
@@ -88,11 +87,11 @@ def hidden(
 def test_neither_cuts_nor_neighbours_change_a_bit(
     decoder: DsaDecoder, cuts: tuple[int, ...], company: tuple[int, ...], full: bool
 ) -> None:
-    assert torch.equal(hidden(decoder, cuts, company, full), hidden(decoder, (LENGTH,), full=full))
+    assert torch.equal(hidden(decoder, cuts, company, full=full), hidden(decoder, (LENGTH,), full=full))
 
 
 def test_control_the_other_form_has_other_bits(decoder: DsaDecoder) -> None:
-    expanded, absorbed = (hidden(decoder, (LENGTH,), expands=expands) for expands in (True, False))
+    expanded, absorbed = (hidden(decoder, (LENGTH,), absorbed=absorbs) for absorbs in (False, True))
     assert not torch.equal(expanded[:70], absorbed[:70])
     # And of what is seen no token is missing: as between any two float32 implementations here.
     torch.testing.assert_close(expanded, absorbed, atol=1e-4, rtol=0)

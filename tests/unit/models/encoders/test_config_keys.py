@@ -9,11 +9,10 @@ import pytest
 
 from hiscore.models.encoders.encoder import read_encoder_architecture
 from hiscore.scoring.pair_scorer import load_encoder_scorer
-from hiscore.scoring.requests.options import ScoreOptions
-from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.config_mutations import keys_of, verdict_of, wrong
 from tests.support.pair_truth import PairTruth
+from tests.support.scoring import score
 from tests.support.strategies import random_tokens
 from tests.support.tiny_encoders import ENCODERS, VOCABULARY, make
 
@@ -40,10 +39,8 @@ def truth(checkpoint: Path) -> np.ndarray:
 
 
 def compare(scorer: Scorer, expected: np.ndarray) -> None:
-    prompt = scorer.packing.prompt(CALL.prompt())
-    (answer,), _ = scorer.score([ScoreRequest(prompt, np.empty(0, np.int32), ScoreOptions())])
     # float32 sums in another order, as in `test_scorer_encoders`.
-    np.testing.assert_allclose(answer.scores, expected, atol=2e-5, rtol=0)
+    np.testing.assert_allclose(score(scorer, [CALL])[0], expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES.values())

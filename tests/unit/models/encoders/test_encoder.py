@@ -1,15 +1,14 @@
 """Loading an encoder: nothing is dropped, nothing is made up."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from hiscore.models.encoders.encoder import Encoder
 from hiscore.models.errors import UnsupportedCheckpoint
+from tests.support.checkpoints import edited_config, edited_tensors
 from tests.support.tiny_encoders import make
 
 Change = Callable[[dict[str, torch.Tensor]], None]
@@ -20,11 +19,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Encoder]:
 
     def load_changed(name: str, change: Change = lambda tensors: None, **config: object) -> Encoder:
         directory: Path = make(name, tmp_path_factory.mktemp(name))
-        tensors = load_file(directory / "model.safetensors")
-        change(tensors)
-        save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-        path = directory / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+        with edited_tensors(directory) as tensors, edited_config(directory) as stored:
+            change(tensors)
+            stored |= config
         return Encoder(directory, torch.device("cpu"), torch.float32)
 
     return load_changed

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.layers.block_fp8 import BlockFp8Linear
 from hiscore.layers.fp8 import Fp8Linear
+from hiscore.layers.scaled_fp8 import ScaledLinear, dequantise
 from hiscore.layers.weights import Linear, Mlp, Weights
 from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
@@ -38,9 +38,8 @@ def dense_of(projection: Any) -> Tensor:
         return projection.weight
     if isinstance(projection, Fp8Linear):
         return projection.weight.values.float() * projection.weight.scales
-    assert isinstance(projection, BlockFp8Linear)
-    each = projection.scales.repeat_interleave(projection.block, dim=1)
-    return projection.values.float() * each[:, : projection.values.shape[1]]
+    assert isinstance(projection, ScaledLinear)
+    return dequantise(projection.values, projection.scales)
 
 
 # Hidden size 192 ends inside a block. Neurons of two ranks end at 192, of four at 96: inside blocks, on all ranks.
@@ -53,9 +52,9 @@ def test_shares_are_the_whole_and_stored_alike_on_all_ranks(
     layers = [weights(checkpoint, True, Shard(rank, ranks)).layers[0] for rank in range(ranks)]
     mlps = [layer.mlp for layer in layers]
     downs, outputs = [mlp.down for mlp in mlps if isinstance(mlp, Mlp)], [layer.output for layer in layers]
-    assert all(isinstance(down, BlockFp8Linear) and down.block == block for down in downs)
+    assert all(isinstance(down, ScaledLinear) and down.scales.columns == block for down in downs)
     # Heads have 48 columns, which four ranks cut into blocks of 16: what no product takes is dequantised on all.
-    assert {type(output) for output in outputs} == ({Linear} if ranks == 4 else {BlockFp8Linear})
+    assert {type(output) for output in outputs} == ({Linear} if ranks == 4 else {ScaledLinear})
     assert isinstance(whole.mlp, Mlp)
     for parts, projection in ((downs, whole.mlp.down), (outputs, whole.output)):
         found, expected = torch.cat([dense_of(part) for part in parts], dim=1), dense_of(projection)

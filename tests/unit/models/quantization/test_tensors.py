@@ -11,22 +11,27 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from hiscore.layers import scaled_fp8
 from hiscore.layers.fp8 import quantise
+from hiscore.layers.scaled_fp8 import ScaledLinear
+from hiscore.layers.weights import Linear, Mlp
 from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.headers import unreadable
 from hiscore.models.quantization.schemes import unserved
 from hiscore.models.quantization.tensors import CheckpointTensors
 from hiscore.models.support import servable
-from hiscore.models.weight_bytes import unreadable
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.requests.options import ScoreOptions
 from tests.support import quantised, tiny_dsa, tiny_models
+from tests.support.checkpoints import edited_config, edited_tensors
 from tests.support.comparison import check, truth_of
 from tests.support.quantised import SCHEMES
 from tests.support.scoring import LABELS, score, use_runner
 from tests.support.strategies import random_tokens
+from tests.support.tiers import first_of
 from tests.support.tiny_models import VOCABULARY
 
 CPU = torch.device("cpu")
@@ -34,11 +39,12 @@ BY_LIBRARIES = Path(__file__).parents[3] / "data" / "quantised_by_libraries.safe
 NAME = "model.layers.0.mlp.down_proj.weight"
 
 
-def written(
-    scheme: str, directory: Path, leave: tuple[str, ...] = ("layers.1.self_attn",)
-) -> tuple[Path, Path]:
+LEFT = ("layers.1.self_attn",)
+
+
+def written(scheme: str, directory: Path) -> tuple[Path, Path]:
     dense = tiny_models.make("llama-biased", directory / "dense")
-    return quantised.make(dense, SCHEMES[scheme](), directory / "quantised", leave), dense
+    return quantised.make(dense, SCHEMES[scheme](), directory / "quantised", LEFT), dense
 
 
 def scores_of(checkpoint: Path, dense: Path, items: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -47,13 +53,13 @@ def scores_of(checkpoint: Path, dense: Path, items: list[int]) -> tuple[np.ndarr
     return found, truth_of(dense).scores(call.query, call.items, LABELS)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", first_of(*SCHEMES, others=pytest.mark.slow))
 def test_scores_are_those_of_the_dequantised_weights(scheme: str, tmp_path: Path) -> None:
     checkpoint, dense = written(scheme, tmp_path)
     check(*scores_of(checkpoint, dense, [1, 7, 20, 3]), over_vocabulary=True)
 
 
-@pytest.mark.parametrize("scheme", ["fp8-block", "awq", "compressed-int4"])
+@pytest.mark.parametrize("scheme", first_of("fp8-block", "awq", "compressed-int4", others=pytest.mark.slow))
 def test_experts_may_be_quantised_one_by_one(scheme: str, tmp_path: Path) -> None:
     dense = tiny_models.make("mixtral", tmp_path / "dense")
     checkpoint = quantised.make(dense, SCHEMES[scheme](), tmp_path / "quantised", ("layers.1.self_attn",))
@@ -66,10 +72,8 @@ def test_experts_in_mxfp4_are_those_that_transformers_reads(tmp_path: Path) -> N
     found, truth = scores_of(checkpoint, dense, [7, 3])
     check(found, truth, over_vocabulary=True)
     # Control: one block's exponent.
-    file = checkpoint / "model.safetensors"
-    tensors = load_file(file)
-    tensors["model.layers.1.mlp.experts.down_proj_scales"] += 1
-    save_file(tensors, file)
+    with edited_tensors(checkpoint) as tensors:
+        tensors["model.layers.1.mlp.experts.down_proj_scales"] += 1
     other, _ = scores_of(checkpoint, dense, [7, 3])
     assert np.abs(other / truth - 1).max() > 0.05
 
@@ -111,12 +115,10 @@ def test_what_libraries_wrote_is_what_they_read(tmp_path: Path) -> None:
 def test_a_wrong_scale_shows(scheme: str, tmp_path: Path) -> None:
     """The control: the comparison above notices one scale of one weight."""
     checkpoint, dense = written(scheme, tmp_path)
-    file = checkpoint / "model.safetensors"
-    tensors = load_file(file)
-    of_layer = (name for name in tensors if name.startswith(NAME.removesuffix("weight")))
-    name = next(name for name in of_layer if "scale" in name or "absmax" in name)
-    tensors[name].view(-1)[-1] *= 1.5
-    save_file(tensors, file)
+    with edited_tensors(checkpoint) as tensors:
+        of_layer = (name for name in tensors if name.startswith(NAME.removesuffix("weight")))
+        name = next(name for name in of_layer if "scale" in name or "absmax" in name)
+        tensors[name].view(-1)[-1] *= 1.5
     found = CheckpointTensors(checkpoint, CPU).read(NAME).float()
     assert (found - load_file(dense / "model.safetensors")[NAME]).abs().max() > 1e-3
 
@@ -134,12 +136,17 @@ def test_projections_stay_in_fp8_where_they_are_and_nothing_else_does(
     assert kept.architecture.stored_in_fp8
     exact = Decoder(dense, CPU, torch.float32)
     # The layer that the checkpoint leaves in 16 bits.
-    assert [layer.qkv.reads_fp8 for layer in kept.weights.layers] == [True, False, True, True]
-    assert all(layer.mlp.gate_up.reads_fp8 and layer.mlp.down.reads_fp8 for layer in kept.weights.layers)
-    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(4))
-    rows = quantise(x)
-    expected = exact.weights.layers[0].qkv(rows.values.float() * rows.scales)
-    found = kept.weights.layers[0].qkv(rows).float()
+    assert [isinstance(layer.qkv, Linear) for layer in kept.weights.layers] == [False, True, False, False]
+    mlps = [layer.mlp for layer in kept.weights.layers if isinstance(layer.mlp, Mlp)]
+    assert not any(isinstance(each, Linear) for mlp in mlps for each in (mlp.gate_up, mlp.down))
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
+    qkv, rows = kept.weights.layers[0].qkv, quantise(x)
+    rounded = rows.values.float() * rows.scales
+    if isinstance(qkv, ScaledLinear):
+        values, scales = scaled_fp8.quantise(x, qkv.scales.columns, False)
+        rounded = values.float() * scales.repeat_interleave(qkv.scales.columns, dim=1)
+    expected = exact.weights.layers[0].qkv(rounded)
+    found = qkv(rows if qkv.reads_fp8 else x).float()
     # A step of bfloat16 for the product, and one for the sum with a bias.
     torch.testing.assert_close(found, expected, atol=2**-6, rtol=2**-6)
 
@@ -162,13 +169,11 @@ def test_scores_in_fp8_are_near_those_of_the_dequantised_weights(scheme: str, tm
 
 
 def change(checkpoint: Path, **parts: torch.Tensor | None) -> Path:
-    file = checkpoint / "model.safetensors"
-    tensors = load_file(file)
-    for part, value in parts.items():
-        tensors.pop(f"{NAME.removesuffix('weight')}{part}", None)
-        if value is not None:
-            tensors[f"{NAME.removesuffix('weight')}{part}"] = value
-    save_file(tensors, file)
+    with edited_tensors(checkpoint) as tensors:
+        for part, value in parts.items():
+            tensors.pop(f"{NAME.removesuffix('weight')}{part}", None)
+            if value is not None:
+                tensors[f"{NAME.removesuffix('weight')}{part}"] = value
     return checkpoint
 
 
@@ -199,9 +204,8 @@ def test_weights_that_no_config_describes_are_refused_before_a_start(scheme: str
     checkpoint, _ = written(scheme, tmp_path)
     (checkpoint / "tokenizer.json").write_text("{}")
     assert "scorer" in servable(checkpoint).models
-    config = json.loads((checkpoint / "config.json").read_text())
-    config.pop("quantization_config", None)
-    (checkpoint / "config.json").write_text(json.dumps(config))
+    with edited_config(checkpoint) as config:
+        config.pop("quantization_config", None)
     (checkpoint / "hf_quant_config.json").unlink(missing_ok=True)
     says = "neither config.json (quantization_config) nor hf_quant_config.json says how to read it"
     for model in ("scorer", "decode"):
@@ -226,10 +230,8 @@ def test_weights_that_no_config_describes_are_refused_before_a_start(scheme: str
 )
 def test_config_and_file_must_agree(scheme: str, key: str, entry: str, tmp_path: Path) -> None:
     checkpoint, _ = written(scheme, tmp_path)
-    path = checkpoint / "config.json"
-    config = json.loads(path.read_text())
-    config["quantization_config"][key] = [entry]
-    path.write_text(json.dumps(config))
+    with edited_config(checkpoint) as config:
+        config["quantization_config"][key] = [entry]
     with pytest.raises(
         UnsupportedCheckpoint, match=r"the config leaves 'model\.layers\.0\.mlp.*' unquantised"
     ):
@@ -238,18 +240,19 @@ def test_config_and_file_must_agree(scheme: str, key: str, entry: str, tmp_path:
 
 def test_a_group_that_names_a_module_goes_before_that_of_all_linear_layers(tmp_path: Path) -> None:
     checkpoint, dense = written("compressed-fp8-block", tmp_path)
-    path = checkpoint / "config.json"
-    config = json.loads(path.read_text())
-    groups = config["quantization_config"]["config_groups"]
     other = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
     truth = load_file(dense / "model.safetensors")[NAME]
+
+    def aim_at(target: str) -> None:
+        with edited_config(checkpoint) as config:
+            groups = config["quantization_config"]["config_groups"]
+            groups["group_1"] = {"targets": [target], "weights": other}
+
     for target in ("re:.*down_proj", NAME.removesuffix(".weight")):
-        groups["group_1"] = {"targets": [target], "weights": other}
-        path.write_text(json.dumps(config))
+        aim_at(target)
         with pytest.raises(UnsupportedCheckpoint, match="float8_e4m3fn, not int8"):
             CheckpointTensors(checkpoint, CPU).read(NAME)
-        groups["group_1"]["targets"] = ["re:down_proj"]  # from the beginning of the name
-        path.write_text(json.dumps(config))
+        aim_at("re:down_proj")  # from the beginning of the name
         torch.testing.assert_close(CheckpointTensors(checkpoint, CPU).read(NAME), truth)
 
 
@@ -273,15 +276,13 @@ def test_gptq_may_have_rules_for_some_modules(tmp_path: Path) -> None:
     checkpoint = quantised.make(dense, scheme, tmp_path / "quantised", ("layers.1.self_attn",))
     check(*scores_of(checkpoint, dense, [1, 7, 20, 3]), over_vocabulary=True)
     # The controls: without the bits of its own, and where the first rule that matches is another.
-    path = checkpoint / "config.json"
     refused = (
         ({left: {}}, "zero points do not fit"),
         ({"-:.*layers": {}, **rules}, "leaves .* unquantised, but"),
     )
     for changed, says in refused:
-        whole = json.loads(path.read_text())
-        whole["quantization_config"]["dynamic"] = changed
-        path.write_text(json.dumps(whole))
+        with edited_config(checkpoint) as config:
+            config["quantization_config"]["dynamic"] = changed
         with pytest.raises(UnsupportedCheckpoint, match=says):
             load_decoder_scorer(checkpoint, "cpu", "float32", 4_096)
 
@@ -289,12 +290,11 @@ def test_gptq_may_have_rules_for_some_modules(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["compressed-fp8-tensor", "modelopt-fp8-beside"])
 def test_scales_of_a_quantised_cache_are_left_out(scheme: str, tmp_path: Path) -> None:
     checkpoint, _ = written(scheme, tmp_path)
-    file = checkpoint / "model.safetensors"
     scale = torch.tensor([0.1])
     attention = "model.layers.0.self_attn"
     names = ("k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale")
-    more = {f"{attention}.{name}": scale.clone() for name in names}
-    save_file(load_file(file) | more, file)
+    with edited_tensors(checkpoint) as tensors:
+        tensors |= {f"{attention}.{name}": scale.clone() for name in names}
     load_decoder_scorer(checkpoint, "cpu", "float32", 64)
 
 
@@ -310,13 +310,7 @@ def test_a_checkpoint_with_an_indexer_may_be_quantised(tmp_path: Path) -> None:
 def test_half_a_component_names_no_module(tmp_path: Path) -> None:
     """Layer 1 is left unquantised, layer 10 would not be; nor does 'gate' mean gate_proj."""
     checkpoint, _ = written("fp8-block", tmp_path)
-    path = checkpoint / "config.json"
-    config = json.loads(path.read_text())
-    config["quantization_config"]["modules_to_not_convert"] = [
-        "layers.1.self_attn",
-        "gate",
-        "model.layer",
-        "*",
-    ]
-    path.write_text(json.dumps(config))
+    with edited_config(checkpoint) as config:
+        kept = config["quantization_config"]["modules_to_not_convert"] = ["layers.1.self_attn"]
+        kept += ["gate", "model.layer", "*"]
     assert NAME in CheckpointTensors(checkpoint, CPU)

@@ -2,11 +2,7 @@
 
 import math
 
-import pytest
-
-from hiscore.decoding.engine.stats import EngineStats
-from perf.decoding import steady as module
-from perf.decoding.steady import Sample, steady, watched
+from perf.decoding.steady import Sample, steady
 
 
 def test_only_intervals_of_steps_with_most_rows_count() -> None:
@@ -29,14 +25,3 @@ def test_only_intervals_of_steps_with_most_rows_count() -> None:
 def test_a_load_without_such_an_interval_has_no_rate() -> None:
     assert math.isnan(steady([Sample(0.0, 0, 0, 0), Sample(1.0, 10, 40, 500)]).tokens_per_s)
     assert math.isnan(steady([]).rows)
-
-
-def test_samples_are_taken_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERVAL_S", 0.001)
-    counts = iter(range(10**9))
-    with watched(lambda: EngineStats(steps=next(counts))) as samples:
-        while len(samples) < 3:
-            pass
-    taken = list(samples)
-    assert [sample.steps for sample in taken] == list(range(len(taken)))
-    assert next(counts) == len(taken)

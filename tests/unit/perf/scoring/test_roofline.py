@@ -37,8 +37,9 @@ def test_flop_are_those_that_torch_counts(checkpoint: Path) -> None:
     last = (n - 1) * 2 * of.hidden_size * (2 * q + 3 * of.intermediate_size)
     last += 4 * q * (n * (n + 1) // 2 - n)
     head = 2 * of.hidden_size * (of.vocab_size - 2)
-    # Rotary angles are a product as well: one for each position and frequency.
-    angles = 2 * n * (of.head_dim // 2)
+    # To some versions of transformers rotary angles are a product as well.
+    angles = sum(counter.get_flop_counts().get("Qwen3ForCausalLM.model.rotary_emb", {}).values())
+    assert angles in (0, 2 * n * (of.head_dim // 2))
     assert counted - masked - last - head - angles == roofline.flop(of, Shape(0, 1, n), 1, 2)
 
 

@@ -64,13 +64,6 @@ def test_waiting_calls_that_share_a_cached_query_fit_one_batch() -> None:
     assert batch.cached_tokens == (12_000,) * 64
 
 
-def test_control_by_their_length_no_two_of_them_fit() -> None:
-    plan = ScoringPlan(cache(caching=False), BUDGET)
-    job = make(12_000, [128])
-    assert plan.take(job, 0, BUDGET, at_least_one=False) is not None
-    assert plan.price(job, 0) == 12_128
-
-
 def test_a_query_that_is_not_cached_is_paid_once_in_a_batch() -> None:
     """Also its last tokens, which fill no page."""
     pages = cache()
@@ -80,16 +73,6 @@ def test_a_query_that_is_not_cached_is_paid_once_in_a_batch() -> None:
     batch = pack([job.prompt for job in jobs], BUDGET, pages)
     assert [len(forward.input_ids) for forward in batch.forwards] == [1_105]
     assert batch.cached_tokens == (0, 1_010, 1_010)
-
-
-def test_a_common_beginning_is_paid_once() -> None:
-    plan = ScoringPlan(cache(), BUDGET)
-    longer = make(1_000, [7])
-    shorter = ScoreRequest(
-        MultiItemPrompt(longer.prompt.tokens[:509], 500, np.array([9])), LABELS, ScoreOptions()
-    )
-    assert plan.take(longer, 0, BUDGET, False).cost == 1_007
-    assert plan.take(shorter, 0, BUDGET, False).cost == 500 % PAGE + 9
 
 
 @given(
@@ -229,10 +212,3 @@ def test_a_part_that_does_not_fit_is_not_taken_unless_it_must() -> None:
     assert (part.cost, part.done, part.left) == (PAGE + 50, 1, 100)
     assert (rest := plan.take(long, 1, 100, at_least_one=False)) is not None
     assert (rest.cost, rest.done, rest.left) == (100, None, 0)
-
-
-def test_a_call_without_items_computes_nothing() -> None:
-    plan = ScoringPlan(cache(), BUDGET)
-    assert plan.price(make(500, []), 0) == 0
-    part = plan.take(make(500, []), 0, 0, at_least_one=False)
-    assert (part.cost, part.done) == (0, None)

@@ -9,17 +9,15 @@ import pytest
 from hiscore.models.facts import generation_context, read_facts
 from hiscore.scoring.decoder_scorer import load_decoder_scorer
 from hiscore.scoring.packing.longrope import LongropeTables
-from hiscore.scoring.requests.options import ScoreOptions
 from hiscore.scoring.requests.query_key import QueryKey
 from hiscore.scoring.requests.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.decoding import build
 from tests.support.longrope import LONGEST, ORIGINAL, both_sides, make_longrope
-from tests.support.scoring import LABELS, score
+from tests.support.scoring import LABELS, SOFTMAX, score
 from tests.support.strategies import Tokens
 from tests.support.truth import Truth
 
-SOFTMAX = ScoreOptions(apply_softmax=True)
 # What the contract allows between float32 implementations that add in different orders.
 TOLERANCE = 1e-4
 

@@ -1,7 +1,9 @@
 """Pairs and their packing: whole pairs, in order, under the budget."""
 
 import itertools
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,11 +53,11 @@ def test_positions_as_roberta_counts_them() -> None:
     assert forward.positions.tolist() == [2, 1, 3, 4, 2, 1, 1, 3, 1, 4]
 
 
-def test_every_row_is_read_for_a_mean() -> None:
-    (forward,) = pack_pairs(
-        [as_pairs(Tokens([5], [[7], [8, 9]]).prompt())], 100, PairRules(reads_all=True)
-    ).forwards
-    assert forward.scored_rows.tolist() == [0, 1, 2, 3, 4]
+@pytest.mark.parametrize(("reads", "rows"), [("first", [0, 2]), ("last", [1, 4]), ("all", [0, 1, 2, 3, 4])])
+def test_the_head_reads_some_rows_or_all(reads: Any, rows: list[int]) -> None:
+    pairs = as_pairs(Tokens([5], [[7], [8, 9]]).prompt())
+    (forward,) = pack_pairs([pairs], 100, PairRules(reads=reads)).forwards
+    assert forward.scored_rows.tolist() == rows
     assert forward.scored_items.tolist() == [0, 1]
 
 

@@ -53,15 +53,6 @@ def test_the_end_of_a_query_is_evicted_before_its_beginning() -> None:
         assert found == len(slots) == (3 - evicted) * PAGE
 
 
-def test_a_partial_page_and_another_prefix_are_no_hit() -> None:
-    cache = QueryCache(8, reserve=0)
-    hit(cache, query(2))
-    assert hit(cache, query(2)[: 2 * PAGE - 1]) == PAGE
-    assert hit(cache, query(2, first_id=1)) == 0
-    # The same tokens behind others are another prefix.
-    assert hit(cache, np.concatenate((query(1, first_id=7), query(2)[PAGE:]))) == 0
-
-
 def test_no_more_is_taken_from_the_cache_than_allowed() -> None:
     cache = QueryCache(4, reserve=0)
     slots, _ = acquire(cache, QueryKey.of(query(2)), 2 * PAGE)
@@ -89,28 +80,6 @@ def test_hits_too_leave_the_reserve_to_prompts_that_span_forwards() -> None:
         cache.allocate(1)
     cache.free(pages[:1])
     assert cache.allocate(1) == pages[:1]
-
-
-def test_pages_in_use_are_not_evicted() -> None:
-    cache = QueryCache(2, reserve=0)
-    slots, _ = cache.acquire_query(QueryKey.of(query(1)), PAGE)
-    other = cache.allocate(1)
-    assert slots[0] // PAGE not in other
-    with pytest.raises(PoolExhausted):
-        cache.allocate(1)
-    cache.end_batch()
-    assert cache.allocate(1) == [slots[0] // PAGE]
-    assert hit(cache, query(1)) == 0
-
-
-def test_a_miss_does_not_evict_what_its_own_query_hit() -> None:
-    cache = QueryCache(3, reserve=0)
-    hit(cache, query(1))
-    hit(cache, query(2, first_id=1))
-    # Its first page is the least recently used.
-    slots, found = cache.acquire_query(QueryKey.of(query(2)), 2 * PAGE)
-    assert found == PAGE
-    assert len(set(slots.tolist())) == 2 * PAGE
 
 
 def test_a_batch_finds_its_own_pages_without_room_for_more() -> None:

@@ -12,12 +12,18 @@ from hiscore.scoring.requests.layout import unpack
 from hiscore.scoring.requests.repeated_labels import check_repeated
 from hiscore.scoring.requests.request import MultiItemPrompt
 from hiscore.scoring.requests.validation import check_labels, check_prompt
+from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.scoring.text.labels import check_label_inputs
 from hiscore.settings import Limits
 
 FACTS = CheckpointFacts(vocab_size=100, context_length=8, is_classifier=False)
 CLASSIFIER = CheckpointFacts(vocab_size=100, context_length=8, is_classifier=True)
-LIMITS = Limits(max_items=3, max_labels=4, max_call_tokens=20)
+LIMITS = Limits(max_items=3, max_call_tokens=20)
+
+
+@pytest.fixture(autouse=True)
+def few_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limits, "max_labels", 4)
 
 
 def int32(*values: int) -> np.ndarray:
@@ -72,9 +78,9 @@ def test_a_prompt_at_its_limits_is_accepted(query: list[int], items: list[list[i
 def test_as_many_labels_as_allowed_are_accepted() -> None:
     assert check_labels(int32(1, 2, 3, 4), LIMITS, FACTS).tolist() == [1, 2, 3, 4]
     assert check_labels(int32(0, 99), LIMITS, FACTS).tolist() == [0, 99]
-    check_label_inputs(["a", "b", "c", "d"], None, LIMITS, FACTS)
+    check_label_inputs(TextRequest("", [], [*"abcd"]), LIMITS, FACTS)
     with pytest.raises(RequestError, match="'labels' holds 5 labels: at most 4"):
-        check_label_inputs(["a", "b", "c", "d", "e"], None, LIMITS, FACTS)
+        check_label_inputs(TextRequest("", [], [*"abcde"]), LIMITS, FACTS)
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,3 @@ def test_requests_of_the_same_kind_share_a_result(head: LMHead) -> None:
     requests = BATCHES["interleaved"]
     members = [result.members for result in results_of(head, torch.zeros(8, HIDDEN), requests)]
     assert members == [[0, 2], [1, 3, 4]]
-
-
-def test_a_classifier_gives_the_logits_of_all_its_labels(head: LMHead) -> None:
-    hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(2))
-    (result,) = results_of(head, hidden, [request(1), request(2)], is_classifier=True)
-    assert result.members == [0, 1]
-    torch.testing.assert_close(result.values, head.logits(hidden), atol=1e-6, rtol=1e-6)

@@ -10,17 +10,6 @@ from hiscore.scoring.results.readout import PairScores, scores_from_head
 LOGITS = np.array([[1.0, 2.0, -1.0], [0.0, 0.0, 0.0]], np.float32)
 
 
-def test_label_softmax_with_temperature() -> None:
-    scores = scores_from_head(LOGITS, ScoreOptions(apply_softmax=True, temperature=2.0), False)
-    powers = np.exp(LOGITS / 2)
-    np.testing.assert_allclose(scores, powers / powers.sum(axis=1, keepdims=True), rtol=1e-6)
-
-
-def test_probabilities_over_the_vocabulary_are_scores() -> None:
-    values = np.array([[0.25, 1e-30, 0.75]], np.float32)
-    np.testing.assert_array_equal(scores_from_head(values, ScoreOptions(), False), values)
-
-
 def test_a_classifiers_logits_softmax_and_sigmoid() -> None:
     np.testing.assert_array_equal(scores_from_head(LOGITS, ScoreOptions(), True), LOGITS)
     softmax = ScoreOptions(apply_softmax=True)
@@ -38,6 +27,17 @@ def test_extreme_temperatures_give_probabilities(temperature: float) -> None:
     scores = scores_from_head(EXTREME, ScoreOptions(True, temperature), False)
     assert scores.sum() == pytest.approx(1)
     assert scores[0, 0] >= scores[0, 2] >= scores[0, 1]
+    options = ScoreOptions(True, temperature, log_scores=True)
+    own = PairScores(np.array([3]), 3, options)
+    for logs in (
+        scores_from_head(EXTREME, options, False),
+        own.of(EXTREME[0]),
+        own.of_logs(EXTREME[0] * 1.0),
+    ):
+        assert np.isfinite(logs).all()  # JSON has no infinity
+        np.testing.assert_allclose(np.exp(logs), scores, rtol=1e-5, atol=1e-6)
+    logs = scores_from_head(EXTREME.T, options, True)
+    assert np.isfinite(logs).all()
 
 
 def test_the_highest_logits_share_everything_at_a_tiny_temperature() -> None:

@@ -33,7 +33,8 @@ def test_a_label_given_twice_fails_its_own_call_alone(scorer: Scorer) -> None:
     assert isinstance(answers[1], RequestError)
     assert answers[1].message == "'label_token_ids' holds 3 more than once for item 1"
     for answer in (answers[0], answers[2]):
-        assert answer.scores.tobytes() == alone[0].scores.tobytes()
+        # Products of more rows may be added up in another order (torch 2.11): a few units in the last place.
+        np.testing.assert_allclose(answer.scores, alone[0].scores, rtol=1e-5)
 
 
 def test_a_part_names_the_item_by_its_place_in_the_whole_call(scorer: Scorer) -> None:

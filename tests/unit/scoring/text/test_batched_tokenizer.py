@@ -9,7 +9,7 @@ from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.requests.layout import unpack
 from hiscore.scoring.text import batched_tokenizer
-from hiscore.scoring.text.batched_tokenizer import MAX_BATCH_BYTES, BatchedTokenizer, EncodeStats
+from hiscore.scoring.text.batched_tokenizer import COUNTERS, MAX_BATCH_BYTES, BatchedTokenizer
 from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
 from hiscore.tokenization.text_encoder import TextEncoder
@@ -27,11 +27,11 @@ def letters() -> TextTokenizer:
 
 
 def test_a_batch_from_texts_to_tensors() -> None:
-    records: list[EncodeStats] = []
-    model = BatchedTokenizer(letters(), Limits(), FACTS, records.append)
+    records: list[dict[str, int]] = []
+    model = BatchedTokenizer(letters(), Limits(), FACTS, lambda **counts: records.append(counts))
     requests = [
         TextRequest("ab", ["c", "ca"], label_token_ids=np.array([1], np.int32)),
-        TextRequest("ab", ["c"] * 3, labels=["ab"]),
+        TextRequest("ab", ["c"] * 3, labels=["a", "a"]),
         TextRequest("ab", ["c"], labels=["a", "b"]),
     ]
     good, bad, one = map(model.job, requests)
@@ -42,7 +42,7 @@ def test_a_batch_from_texts_to_tensors() -> None:
 
     (batch,) = model.launch([good, bad, one])
     first, refused, last = batch.finish()
-    assert "a label must be exactly one" in refused.message
+    assert "are the same token" in refused.message
     # "abc" and "abca" share their first three tokens; a delimiter has the id 0.
     assert {name: values.tolist() for name, values in first.items()} == {
         "input_ids": [[0, 1, 2, 0, 0, 0, 0]],
@@ -51,13 +51,16 @@ def test_a_batch_from_texts_to_tensors() -> None:
     }
     assert last["label_token_ids"].tolist() == [[0, 1]]
     batch.count()
-    assert records == [EncodeStats(requests=2, full_encodes=1)]
+    assert records == [{
+        "hiscore_tokenized_calls_total": 2, "hiscore_full_encodes_total": 1, "hiscore_tokenizer_batches_total": 1
+    }]  # fmt: skip
+    assert records[0].keys() == COUNTERS.keys()
 
 
 def test_a_large_text_is_a_batch_of_its_own_and_planned_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """To plan it takes long, and the thread that reads requests has others to read."""
-    records: list[EncodeStats] = []
-    model = BatchedTokenizer(letters(), limits_of(30), FACTS, records.append)
+    records: list[dict[str, int]] = []
+    model = BatchedTokenizer(letters(), limits_of(30), FACTS, lambda **counts: records.append(counts))
     requests = [
         TextRequest("ab", ["c"], labels=["a"]),
         TextRequest("abcabcab", ["c", "a", "b"], labels=["a"]),
@@ -65,7 +68,7 @@ def test_a_large_text_is_a_batch_of_its_own_and_planned_in_it(monkeypatch: pytes
     ]
     monkeypatch.setattr(batched_tokenizer, "MAX_ALONE_BYTES", 4)
     jobs = [model.job(each) for each in requests]
-    assert [job.plan is None for job in jobs] == [False, True, True]
+    assert [isinstance(job, TextRequest) for job in jobs] == [False, True, True]
     assert [model.cost(job) for job in jobs] == [4, MAX_BATCH_BYTES, MAX_BATCH_BYTES]
     first, second, refused = next(model.launch(jobs)).finish()
     found = [

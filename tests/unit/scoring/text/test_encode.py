@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hiscore.decoding.engine.intake import PromptReader
 from hiscore.decoding.requests.sampling_params import SamplingParams
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.text import label_contexts
 from hiscore.scoring.text.encode import RequestEncoder, TokenizedRequest
 from hiscore.scoring.text.encoding_plan import TextRequest
 from hiscore.settings import Limits
@@ -230,6 +232,54 @@ def test_labels_are_single_tokens_encoded_alone(load: Load) -> None:
     assert [[ids] for ids in answer.label_token_ids.tolist()] == wanted
 
 
+@pytest.mark.parametrize("name", first_of(*BUILDERS, others=pytest.mark.exhaustive))
+def test_labels_of_several_tokens_are_encoded_as_they_follow_each_item(name: str, load: Load) -> None:
+    """Prompt and label are one text to the reference, or the call is refused."""
+    ours, truth = load(name)
+    labels = [" not relevant", "\n\nno one", "苹果 ok", "s it", "1 2", " x"]
+    served = 0
+    for query, items in [
+        ("", ["a b", "x b"]),
+        ("Is it? ", ["an apple", "12"]),
+        ("ab", ["c", ""]),
+        ("苹", ["果"]),
+    ]:
+        for item_first, label in product((False, True), labels):
+            call = TextRequest(query, items, [label], item_first=item_first)
+            (answer,) = encode_requests(ours, [call], DEFAULTS, FACTS)
+            texts = [item + query if item_first else query + item for item in items]
+            prompts = [truth(text)["input_ids"] for text in texts]
+            wholes = [truth(text + label)["input_ids"] for text in texts]
+            suffix = len(ours.suffix)
+            is_one = not isinstance(answer, RequestError) and len(answer.label_token_ids) == 1
+            if isinstance(answer, RequestError):
+                ends = {
+                    str(whole[len(prompt) :]) if whole[: len(prompt)] == prompt else None
+                    for prompt, whole in zip(prompts, wholes, strict=True)
+                }
+                assert len(ends) > 1 or None in ends or not ours.adds_affixes, answer
+            elif not is_one and not suffix:
+                served += 1
+                for prompt, whole in zip(prompts, wholes, strict=True):
+                    assert [*prompt, *answer.label_token_ids.tolist()] == whole
+                assert answer.label_sizes.tolist() == [[len(answer.label_token_ids)]]
+    assert served or ours.suffix or not ours.adds_affixes
+
+
+def test_many_items_with_many_labels_are_refused_before_all_are_laid_out(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of a few KB would else take gigabytes."""
+    made: list[Any] = []
+    place = label_contexts.Place
+    monkeypatch.setattr(label_contexts, "Place", lambda *of: made.append(of) or place(*of))
+    request = TextRequest("q", [f"x{n}" for n in range(1_000)], [f" no way {n}" for n in range(50)])
+    alone = [[1, 2]] * 50
+    with pytest.raises(RequestError, match="more than 3000 bytes"):
+        label_contexts.encode_behind(load("qwen2")[0], request, alone, most_bytes=3_000)
+    assert len(made) < 3_000
+
+
 def test_a_classifier_has_no_labels(load: Load) -> None:
     ours, _ = load("qwen2")
     for nothing in (None, np.empty(0, np.int32)):
@@ -249,10 +299,26 @@ def labelled(*labels: str) -> TextRequest:
 
 AGAIN = "encoded again with each of 40 items"
 BAD = {
-    "label of two tokens": (labelled(" Yes", " Maybe so"), "label ' Maybe so' is [2-9] tokens: a label must"),
-    "label of no token": (labelled(""), "label '' is 0 tokens: a label must be exactly one"),
+    "label of no token": (labelled(""), "label '' is 0 tokens: a label needs at least one"),
+    "label that joins": (
+        replace(labelled("s so"), items=[" Ye"]),
+        r"label 's so' and .* ' Ye' at item 0, become other tokens together",
+    ),
+    "label that differs": (
+        replace(labelled("s so"), items=["c", " Ye"]),
+        r"label 's so' and .*at item 1, become other tokens",
+    ),
+    "labels of the same tokens": (labelled(" Maybe so", " é so", " e\u0301 so"), "are the same tokens"),
+    "labels cut in text": (
+        replace(labelled(" Yes"), label_lengths=[1]),
+        "'label_lengths' cuts 'label_token_ids': it does not go with 'labels'",
+    ),
+    "labels cut wrongly": (replace(asked(), label_lengths=[1, 2]), "adds up to 3, but .* holds 2 tokens"),
+    "work of labels": (
+        replace(labelled("x" * 1_400), items=["c", "d", "e"]),
+        "encoded with the text before them, more than 3000 bytes in all",
+    ),
     "labels of one token": (labelled("é", "e\u0301"), "labels 'é' and 'é' are the same token"),
-    "long label": (labelled("x" * 500), r"label 'x{57}\.\.\.' is \d+ tokens"),
     "no label input": (asked(ids=None), "exactly one of 'labels' and 'label_token_ids' .* neither was given"),
     "both label inputs": (asked(labels=[" Yes"]), "exactly one .* both were given"),
     "empty labels": (labelled(), "'labels' is empty"),
@@ -261,17 +327,17 @@ BAD = {
     "context": (asked("a b " * 100, ["c " * 110, "d"]), r"tokens together: at most 500 \(MAX_CONTEXT\)"),
     "items": (asked(items=["c"] * 41), "'items' holds 41 items: at most 40"),
     "bytes": (asked("苹" * 1_000), "hold 3001 bytes: at most 3000 in one call"),
+    "bytes as counted by the caller": (replace(asked(), text_bytes=3_001), "hold 3001 bytes: at most 3000"),
     "work": (asked("x" * 100, ["c"] * 40), f"{AGAIN}, 4000 bytes .* 3000"),
     "work in bytes": (asked("苹" * 30, ["c"] * 40), f"{AGAIN}, 3600 bytes .* 3000"),
     "tokens": (asked(items=[f" {n} x y z" * 4 for n in range(40)]), r"holds \d+ tokens: at most 800"),
 }
-LIMITS = limits_of(3_000, max_items=40, max_labels=3, max_call_tokens=800)
-
+LIMITS = limits_of(3_000, max_items=40, max_call_tokens=800)
 
 # As large as is allowed, by each of the limits.
 GOOD = {
     "items": TextRequest("a b", ["c"] * 40, None, LABELS),
-    "labels": TextRequest("a b", ["c"], ["a", "b", "c"]),
+    "labels": TextRequest("a b", ["c"], None, np.arange(1_000, dtype=np.int32)),
     "bytes": TextRequest("苹" * 999 + "xy", ["z"], None, LABELS),
     "bytes as counted by the caller": TextRequest("a b", ["c"], None, LABELS, text_bytes=3_000),
     "work": TextRequest("x" * 75, ["c"] * 40, None, LABELS),
@@ -282,11 +348,6 @@ GOOD = {
 def test_a_request_at_a_limit_is_served(limit: str, load: Load) -> None:
     limits = LIMITS.model_copy(update={"max_call_tokens": 10_000})
     one(load("qwen2")[0], GOOD[limit], replace(FACTS, context_length=10_000), limits)
-
-
-def test_the_bytes_that_the_caller_has_counted_are_believed(load: Load) -> None:
-    with pytest.raises(RequestError, match="hold 3001 bytes: at most 3000"):
-        one(load("qwen2")[0], TextRequest("a", ["b"], None, LABELS, text_bytes=3_001), limits=LIMITS)
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -310,11 +371,6 @@ def test_a_classifier_refuses_labels(name: str, load: Load) -> None:
     labels = {"labels": [" Yes"], "label_token_ids": LABELS}[name]
     with pytest.raises(RequestError, match=f"'{name}' must not be given: this model is a classifier"):
         one(load("qwen2")[0], TextRequest("a b", ["c"], **{name: labels}), CLASSIFIER)
-
-
-def test_a_bos_is_a_token_to_read(load: Load) -> None:
-    ours, truth = load("llama3")
-    assert sequences(one(ours, TextRequest("", [""], None, LABELS)).prompt) == [truth("")["input_ids"]]
 
 
 def test_truncation_and_padding_of_a_checkpoint_are_off(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory):
     return load
 
 
-def pairs_of(tokenizer: TextTokenizer, request: TextRequest, facts: CheckpointFacts = FACTS):
+def pairs_of(tokenizer: TextTokenizer, request: TextRequest):
     """Every item's ids and token types, as the scorer would have them."""
-    (answer,) = encode_requests(tokenizer, [request], Limits(), facts)
+    (answer,) = encode_requests(tokenizer, [request], Limits(), FACTS)
     prompt = answer.prompt
     query, items = np.split(prompt.tokens, [prompt.query_length])
     items = np.split(items, np.cumsum(prompt.item_lengths)[:-1])
@@ -62,13 +62,6 @@ def test_ids_and_types_equal_transformers(query: str, items: list[str], name: st
     """Special tokens' names in a text become what transformers makes of them."""
     theirs, ours = loaded(name)
     assert pairs_of(ours, TextRequest(query, items)) == [truth(theirs, query, item) for item in items]
-
-
-@pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(query=texts, items=st.lists(texts, min_size=1, max_size=4), name=st.sampled_from(sorted(TOKENIZERS)))
-def test_the_item_first_equals_transformers(query: str, items: list[str], name: str, loaded) -> None:
-    theirs, ours = loaded(name)
     found = pairs_of(ours, TextRequest(query, items, item_first=True))
     assert [ids for ids, _ in found] == [truth(theirs, item, query)[0] for item in items]
 

@@ -1,1 +1,0 @@
-"""GGUF files converted to Hugging Face style checkpoints."""
