@@ -73,13 +73,9 @@ def expert_outputs(w: Experts, h: Tensor, chosen: Tensor, step: bool = False) ->
     out = new((*chosen.shape, hidden), dtype=h.dtype, device=h.device)
     if pairs:
         order, tiles = _sorted_pairs(w, chosen, tile)
-        per_token = chosen.shape[1]
-        if w.gate_up_scales is not None and w.down_scales is not None:
-            _multiply_fp8(h, w.gate_up, w.gate_up_scales, inner, order, tiles, tile, per_token, w.activation)
-            _multiply_fp8(inner, w.down, w.down_scales, out, order, tiles, tile, per_token, None)
-        else:
-            _multiply(h, w.gate_up, w.gate_up_bias, inner, order, tiles, tile, per_token, w.activation)
-            _multiply(inner, w.down, w.down_bias, out, order, tiles, tile, per_token, None)
+        how, wide, narrow = (order, tiles, tile, chosen.shape[1]), w.gate_up_scales, w.down_scales
+        _multiply(h, w.gate_up, w.gate_up_bias, wide, inner, *how, w.activation)
+        _multiply(inner, w.down, w.down_bias, narrow, out, *how, None)
     return out
 
 
@@ -109,6 +105,7 @@ def _multiply(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    scales: Scales | None,
     out: Tensor,
     order: Tensor,
     tiles: Tensor,
@@ -116,36 +113,21 @@ def _multiply(
     per_token: int,
     activation: str | None,
 ) -> None:
-    outputs = out.shape[-1]
+    inputs, outputs, gated = x.shape[1], out.shape[-1], ACTIVATIONS[activation] if activation else 0
+    if scales is not None:
+        # Rows of pairs whose expert another rank holds hold anything, and are not read again.
+        rounded, of_rows = quantise(x, scales.columns, scales.powers_of_two)
+        _, row_blocks, blocks = scales.of_blocks.shape
+        multiply_scaled_experts[(len(tiles), triton.cdiv(outputs, tile.outputs))](
+            rounded, of_rows, weight, scales.of_blocks, out, order, tiles, inputs, outputs, blocks, row_blocks,
+            per_token, M=tile.rows, N=tile.outputs, K=scales.columns, R=scales.rows, GATED=gated,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return
     kernels.multiply_experts[(len(tiles), triton.cdiv(outputs, tile.outputs))](
-        x, weight, weight if bias is None else bias, out, order, tiles, x.shape[1], outputs, per_token,
-        M=tile.rows, N=tile.outputs, K=tile.inputs, GATED=ACTIVATIONS[activation] if activation else 0,
-        BIASED=bias is not None,
+        x, weight, weight if bias is None else bias, out, order, tiles, inputs, outputs, per_token,
+        M=tile.rows, N=tile.outputs, K=tile.inputs, GATED=gated, BIASED=bias is not None,
         # Triton's default for float32 would be TF32, with 10 bits of mantissa.
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-
-
-def _multiply_fp8(
-    x: Tensor,
-    weight: Tensor,
-    scales: Scales,
-    out: Tensor,
-    order: Tensor,
-    tiles: Tensor,
-    tile: Tile,
-    per_token: int,
-    activation: str | None,
-) -> None:
-    outputs = out.shape[-1]
-    # Rows of pairs whose expert another rank holds hold anything, and are not read again.
-    rounded, of_rows = quantise(x, scales.columns, scales.powers_of_two)
-    _, row_blocks, blocks = scales.of_blocks.shape
-    multiply_scaled_experts[(len(tiles), triton.cdiv(outputs, tile.outputs))](
-        rounded, of_rows, weight, scales.of_blocks, out, order, tiles,
-        x.shape[1], outputs, blocks, row_blocks, per_token,
-        M=tile.rows, N=tile.outputs, K=scales.columns, R=scales.rows,
-        GATED=ACTIVATIONS[activation] if activation else 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from hiscore.device.numerics import at_least_float32
-from hiscore.layers.fp8 import Quantised
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import Experts, LayerWeights, Projection
+from hiscore.layers.weights import LayerWeights
 from hiscore.parallel.group import Group
 
 
@@ -47,6 +46,9 @@ class ParallelOps(Ops):
         self._vocabulary = vocabulary
         self._q, self._k = heads * head_dim, kv_heads * head_dim
         self._wide_norms = wide_norms
+        # For these nothing is exchanged.
+        for name in ("add_norm", "project", "gate", "experts", "activate", "quantise"):
+            setattr(self, name, getattr(inner, name))
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
@@ -84,23 +86,3 @@ class ParallelOps(Ops):
 
     def reduce(self, partial: Tensor) -> Tensor:
         return self._group.sum(partial)
-
-    def add_norm(
-        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
-    ) -> Any:
-        return self._inner.add_norm(x, update, post_weight, weight, fp8)
-
-    def project(self, projection: Projection, h: Any) -> Tensor:
-        return self._inner.project(projection, h)
-
-    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
-        return self._inner.gate(projection, h, fp8)
-
-    def experts(self, experts: Experts, h: Tensor) -> Tensor:
-        return self._inner.experts(experts, h)
-
-    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
-        return self._inner.activate(gate_up, fp8)
-
-    def quantise(self, x: Tensor) -> Quantised:
-        return self._inner.quantise(x)

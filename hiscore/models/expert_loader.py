@@ -10,15 +10,17 @@ from hiscore.models.config import Architecture, ExpertShape
 from hiscore.models.cut import UNCUT, Cut, rows
 from hiscore.models.family import ExpertNames
 from hiscore.models.reader import CheckpointReader
+from hiscore.parallel.shard import Shard
 
 
-def load_experts(read: CheckpointReader, layer: str, a: Architecture, held: slice) -> Experts:
+def load_experts(read: CheckpointReader, layer: str, a: Architecture, shard: Shard) -> Experts:
     """Load the router of a layer, and those of its experts that a rank holds."""
     names, shape = a.family.experts, a.experts
     assert names is not None
     assert shape is not None
     # transformers 5 calls every block mlp, also in files of families that had another name for it.
     published, count, hidden = f"{layer}.{names.block}", shape.count, a.hidden_size
+    held = shard.span(count)
     block = published if f"{published}.{names.router}.weight" in read else f"{layer}.mlp"
     gate_up, down = read_experts(read, f"{block}.experts", shape, hidden, names, held)
 

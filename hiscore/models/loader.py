@@ -18,7 +18,7 @@ from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.expert_loader import load_experts
 from hiscore.models.gemma4 import load_gemma4_layer, load_own_inputs
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader, widths_of
-from hiscore.models.sharding import Cuts, of_rank
+from hiscore.models.sharding import columns_of, heads_of, of_rank, rows_of
 from hiscore.parallel.shard import WHOLE, Shard
 from hiscore.recurrence.gated_delta_net import RecurrentShape, RecurrentWeights
 
@@ -40,17 +40,17 @@ def load_weights(
     With `fp8`, the layers' projections are in fp8; of a checkpoint that stores some so, those alone.
     """
     a = architecture
-    cuts, mine = Cuts.of(a, shard), of_rank(a, shard)
+    mine, vocabulary = of_rank(a, shard), rows_of(shard, a.vocab_size)
     # Models without a head are saved without this beginning of names.
     read = reader(checkpoint, device, dtype, a.stored_in_fp8, "model." if a.modular else "")
     of_classifier: dict[str, Any] = {}
     if a.labels is None:
-        embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary)
+        embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head, vocabulary)
     else:
-        embedding = read.tensor(EMBEDDING, a.vocab_size, a.hidden_size, cut=cuts.vocabulary)
+        embedding = read.tensor(EMBEDDING, a.vocab_size, a.hidden_size, cut=vocabulary)
         head, of_classifier = _load_classifier(read, a, a.labels)
     layers = tuple(
-        _load_layer(read, index, a.of_layer(index), cuts, mine.of_layer(index), fp8)
+        _load_layer(read, index, a.of_layer(index), shard, mine.of_layer(index), fp8)
         for index in range(a.layers)
     )
     own = load_own_inputs(read, a) if a.own_input else None
@@ -107,7 +107,7 @@ def embedding_and_head(
 
 
 def _load_layer(
-    read: CheckpointReader, index: int, a: Architecture, cuts: Cuts, mine: Architecture, fp8: bool
+    read: CheckpointReader, index: int, a: Architecture, shard: Shard, mine: Architecture, fp8: bool
 ) -> LayerWeights:
     """Load a layer of `a`, of which the rank has the sizes `mine`."""
     prefix, norms = f"model.layers.{index}", a.family.norms
@@ -120,14 +120,14 @@ def _load_layer(
     elif a.recurrence is not None and a.recurrent[index]:
         mixer = _load_gated_delta_net(read, f"{prefix}.linear_attn", a.recurrence, a.hidden_size, fp8)
     else:
-        mixer = _load_attention(read, index, a, cuts, mine, fp8)
+        mixer = _load_attention(read, index, a, shard, mine, fp8)
     return LayerWeights(
         input_norm=norm(norms.input),
         post_attention_norm=norm(norms.post_attention),
         mlp_norm=norm(norms.mlp),
-        mlp=load_experts(read, prefix, a, cuts.experts)
+        mlp=load_experts(read, prefix, a, shard)
         if a.routed[index]
-        else _load_mlp(read, f"{prefix}.mlp", a, cuts, fp8),
+        else _load_mlp(read, f"{prefix}.mlp", a, shard, fp8),
         post_mlp_norm=norm(norms.post_mlp),
         gemma4=load_gemma4_layer(read, index, a) if a.family.sizes_by_layer else None,
         **mixer,
@@ -135,22 +135,25 @@ def _load_layer(
 
 
 def _load_attention(
-    read: CheckpointReader, index: int, a: Architecture, cuts: Cuts, mine: Architecture, fp8: bool
+    read: CheckpointReader, index: int, a: Architecture, shard: Shard, mine: Architecture, fp8: bool
 ) -> dict[str, Any]:
     """Load the fields of `LayerWeights` that attention has."""
     prefix, shares_keys = f"model.layers.{index}.self_attn", a.kv_sources[index] != index
 
-    def head_norm(name: str, heads: int, of_rank: int, cut: Cut) -> Tensor | None:
+    family, wide = a.family, a.family.qk_norm_of_all_heads
+    q_heads, k_heads, _ = heads_of(shard, a.heads, a.kv_heads, a.head_dim if wide else 1)
+
+    def head_norm(name: str, heads: int, of_rank: int, heads_of_rank: Cut) -> Tensor | None:
         if not a.qk_norm:
             return None
-        family, name = a.family, f"{prefix}.{name}"
-        wide = family.qk_norm_of_all_heads
+        cut, name = heads_of_rank if wide or family.qk_norm_by_head else UNCUT, f"{prefix}.{name}"
         shape = (heads, a.head_dim) if family.qk_norm_by_head else ((heads if wide else 1) * a.head_dim,)
         weight = _norm(read, name, a, *shape, cut=cut)
         order = _order_of_heads(a, of_rank if wide else 1)
         return weight if order is None else weight[..., order.to(weight.device)]
 
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    *_, all_heads = heads_of(shard, a.heads, a.kv_heads, a.head_dim)
     order, gate = _order_of_qkv(mine), None
     if a.family.output_gate:
         of_q, of_gate = torch.arange(2 * q).view(a.heads, 2, a.head_dim).unbind(1)
@@ -168,14 +171,14 @@ def _load_attention(
         names, widths = names[:2], widths[:2]
     qkv = widths_of(prefix, names, widths)
     return {
-        "qkv": read.projection(qkv, a.hidden_size, a.qkv_bias, order, cuts.qkv, fp8=fp8),
-        "q_norm": head_norm("q_norm", a.heads, mine.heads, cuts.q_norm),
-        "k_norm": None if shares_keys else head_norm("k_norm", a.kv_heads, mine.kv_heads, cuts.k_norm),
+        "qkv": read.projection(qkv, a.hidden_size, a.qkv_bias, order, all_heads, fp8=fp8),
+        "q_norm": head_norm("q_norm", a.heads, mine.heads, q_heads),
+        "k_norm": None if shares_keys else head_norm("k_norm", a.kv_heads, mine.kv_heads, k_heads),
         "output": read.projection(
             {f"{prefix}.o_proj": a.hidden_size},
-            q, a.output_bias, cut=cuts.output, adds_bias=cuts.adds_biases, fp8=fp8,
+            q, a.output_bias, cut=columns_of(shard, q), adds_bias=shard.rank == 0, fp8=fp8,
         ),
-        "sinks": read.tensor(f"{prefix}.sinks", a.heads, dtype=torch.float32, cut=cuts.sinks)
+        "sinks": read.tensor(f"{prefix}.sinks", a.heads, dtype=torch.float32, cut=rows_of(shard, a.heads))
         if a.family.sinks
         else None,
         "output_gate": gate,
@@ -242,12 +245,16 @@ def _order_by_kind(shape: RecurrentShape) -> Tensor:
     return torch.cat(parts)
 
 
-def _load_mlp(read: CheckpointReader, prefix: str, a: Architecture, cuts: Cuts, fp8: bool) -> Mlp:
+def _load_mlp(read: CheckpointReader, prefix: str, a: Architecture, shard: Shard, fp8: bool) -> Mlp:
     inner, down = a.intermediate_size, {f"{prefix}.down_proj": a.hidden_size}
     gate_up = widths_of(prefix, a.family.gate_up_names, (inner, inner))
     return Mlp(
-        gate_up=read.projection(gate_up, a.hidden_size, a.mlp_bias, cut=cuts.gate_up, fp8=fp8),
-        down=read.projection(down, inner, a.mlp_bias, cut=cuts.down, adds_bias=cuts.adds_biases, fp8=fp8),
+        gate_up=read.projection(
+            gate_up, a.hidden_size, a.mlp_bias, cut=rows_of(shard, inner, inner), fp8=fp8
+        ),
+        down=read.projection(
+            down, inner, a.mlp_bias, cut=columns_of(shard, inner), adds_bias=shard.rank == 0, fp8=fp8
+        ),
     )
 
 

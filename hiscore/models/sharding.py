@@ -1,11 +1,12 @@
-"""Share of a decoder on each rank: its sizes, and the cuts of the checkpoint's tensors.
+"""Share of a decoder on each rank: its sizes, and what it reads of the checkpoint's tensors.
 
 Attention and MLP are divided by their outputs on the way in and by their inputs on the way out, so that a rank's
 heads and neurons are its own, and one sum over ranks ends each block. Embedding and head are divided by the
 vocabulary, experts by their number. What every rank needs whole, such as norms and routers, every rank reads.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import accumulate
 
 from hiscore.models.config import Architecture
 from hiscore.models.cut import UNCUT, Cut, rows, scaled, shifted
@@ -38,48 +39,21 @@ def of_rank(a: Architecture, shard: Shard) -> Architecture:
     )
 
 
-@dataclass(frozen=True)
-class Cuts:
-    """A rank's parts of a checkpoint's tensors. Without a cut in a field: all of it.
+def rows_of(shard: Shard, *sizes: int) -> Cut:
+    """A rank's part of the outputs of layers of some sizes, one behind another."""
+    begins = accumulate(sizes, initial=0)
+    parts = [shifted(shard.span(size), begin) for size, begin in zip(sizes, begins, strict=False)]
+    return UNCUT if shard.ranks == 1 else rows(*parts)
 
-    qkv and gate_up are cut by outputs, one behind another; output and down by inputs; q_norm and k_norm by the
-    numbers of a norm over all heads, or by heads. One of the ranks `adds_biases` of what is summed over ranks.
-    """
 
-    experts: slice
-    vocabulary: Cut = UNCUT
-    qkv: Cut = UNCUT
-    output: Cut = UNCUT
-    q_norm: Cut = UNCUT
-    k_norm: Cut = UNCUT
-    sinks: Cut = UNCUT
-    gate_up: Cut = UNCUT
-    down: Cut = UNCUT
-    adds_biases: bool = True
+def columns_of(shard: Shard, size: int) -> Cut:
+    """A rank's part of a layer's inputs."""
+    return UNCUT if shard.ranks == 1 else Cut(columns=shard.span(size))
 
-    @classmethod
-    def of(cls, a: Architecture, shard: Shard) -> "Cuts":
-        every_expert = slice(0, a.experts.count if a.experts else 0)
-        if shard.ranks == 1:
-            return cls(experts=every_expert)
-        of_q, of_kv = shard.span(a.heads), shard.kv_span(a.kv_heads)
-        q, kv = scaled(of_q, a.head_dim), scaled(of_kv, a.head_dim)
-        all_q, all_kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
-        neurons = shard.span(a.intermediate_size)
-        norms = UNCUT, UNCUT
-        if a.family.qk_norm_of_all_heads:
-            norms = rows(q), rows(kv)
-        elif a.family.qk_norm_by_head:
-            norms = rows(of_q), rows(of_kv)
-        return cls(
-            vocabulary=rows(shard.span(a.vocab_size)),
-            qkv=rows(q, shifted(kv, all_q), shifted(kv, all_q + all_kv)),
-            output=Cut(columns=q),
-            q_norm=norms[0],
-            k_norm=norms[1],
-            sinks=rows(of_q),
-            gate_up=rows(neurons, shifted(neurons, a.intermediate_size)),
-            down=Cut(columns=neurons),
-            experts=shard.span(every_expert.stop),
-            adds_biases=shard.rank == 0,
-        )
+
+def heads_of(shard: Shard, heads: int, kv_heads: int, size: int) -> tuple[Cut, Cut, Cut]:
+    """A rank's heads, of `size` rows each, among those of q, those of k, and q, k and v one behind another."""
+    q, k = scaled(shard.span(heads), size), scaled(shard.kv_span(kv_heads), size)
+    behind = heads * size, (heads + kv_heads) * size
+    cuts = rows(q), rows(k), rows(q, *(shifted(k, by) for by in behind))
+    return cuts if shard.ranks > 1 else (UNCUT, UNCUT, UNCUT)

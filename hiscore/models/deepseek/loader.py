@@ -18,12 +18,12 @@ from hiscore.layers.weights import Experts, Mlp, Projection, Scales
 from hiscore.models.config import ExpertShape
 from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.deepseek.config import DsaArchitecture
-from hiscore.models.deepseek.sharding import DsaCuts
 from hiscore.models.deepseek.weights import DsaLayerWeights, DsaWeights, IndexerWeights, MlaWeights
 from hiscore.models.expert_loader import read_experts
 from hiscore.models.family import ExpertNames
 from hiscore.models.loader import embedding_and_head
 from hiscore.models.reader import CheckpointReader
+from hiscore.models.sharding import columns_of, rows_of
 from hiscore.parallel.shard import WHOLE, Shard
 
 log = logging.getLogger(__name__)
@@ -91,9 +91,9 @@ def load_weights(
 
     With `keeps_fp8`, weights that the checkpoint stores in fp8 stay so, but for those that are absorbed.
     """
-    read, cuts = _Reader(checkpoint, device, dtype, keeps_fp8), DsaCuts.of(a, shard)
-    embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary)
-    layers = tuple(_layer(read, f"model.layers.{index}", a, cuts, index, dtype) for index in range(a.layers))
+    read, vocabulary = _Reader(checkpoint, device, dtype, keeps_fp8), rows_of(shard, a.vocab_size)
+    embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head, vocabulary)
+    layers = tuple(_layer(read, f"model.layers.{index}", a, shard, index, dtype) for index in range(a.layers))
     final_norm = read.tensor("model.norm.weight", a.hidden_size)
     unread = read.unread()
     left_out = [name for name in unread if name.startswith(a.lookahead_prefixes)]
@@ -108,24 +108,24 @@ def load_weights(
 
 
 def _layer(
-    read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts, index: int, dtype: torch.dtype
+    read: _Reader, prefix: str, a: DsaArchitecture, shard: Shard, index: int, dtype: torch.dtype
 ) -> DsaLayerWeights:
     mlp, hidden = f"{prefix}.mlp", a.hidden_size
     return DsaLayerWeights(
         input_norm=read.tensor(f"{prefix}.input_layernorm.weight", hidden),
-        attention=_attention(read, f"{prefix}.self_attn", a, cuts),
+        attention=_attention(read, f"{prefix}.self_attn", a, shard),
         indexer=_indexer(read, f"{prefix}.self_attn.indexer", a, dtype) if a.own_index[index] else None,
         mlp_norm=read.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
-        mlp=_moe(read, mlp, a, cuts)
+        mlp=_moe(read, mlp, a, shard)
         if a.routed[index]
-        else _mlp(read, mlp, hidden, a.intermediate_size, cuts.gate_up, cuts.down),
+        else _mlp(read, mlp, hidden, a.intermediate_size, shard),
     )
 
 
-def _attention(read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts) -> MlaWeights:
+def _attention(read: _Reader, prefix: str, a: DsaArchitecture, shard: Shard) -> MlaWeights:
     of_head, width = a.nope_dim + a.value_dim, a.heads * a.value_dim
     name = f"{prefix}.kv_b_proj.weight"
-    expand = read.tensor(name, a.heads * of_head, a.latent_rank, cut=cuts.kv_up)
+    expand = read.tensor(name, a.heads * of_head, a.latent_rank, cut=rows_of(shard, a.heads * of_head))
     keys, values = expand.unflatten(0, (-1, of_head)).split([a.nope_dim, a.value_dim], dim=1)
     down = {f"{prefix}.q_a_proj": a.q_rank, f"{prefix}.kv_a_proj_with_mqa": a.row_dim}
     q_up = {f"{prefix}.q_b_proj": a.heads * (a.nope_dim + a.rope_dim)}
@@ -134,11 +134,11 @@ def _attention(read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts) ->
         down=read.linear(down, a.hidden_size, a.attention_bias),
         q_norm=read.tensor(f"{prefix}.q_a_layernorm.weight", a.q_rank),
         latent_norm=read.tensor(f"{prefix}.kv_a_layernorm.weight", a.latent_rank),
-        q_up=read.linear(q_up, a.q_rank, cut=cuts.q_up),
+        q_up=read.linear(q_up, a.q_rank, cut=rows_of(shard, *q_up.values())),
         # A copy, even of one head alone, whose keys are contiguous: those of the values can then be freed.
         to_latent=keys.clone(memory_format=torch.contiguous_format),
         from_latent=values.transpose(1, 2).contiguous(),
-        output=read.linear(output, width, a.attention_bias, cuts.output, cuts.adds_biases),
+        output=read.linear(output, width, a.attention_bias, columns_of(shard, width), shard.rank == 0),
     )
 
 
@@ -155,18 +155,17 @@ def _indexer(read: _Reader, prefix: str, a: DsaArchitecture, dtype: torch.dtype)
     )
 
 
-def _mlp(read: _Reader, prefix: str, hidden: int, width: int, gate_up: Cut, down: Cut) -> Mlp:
+def _mlp(read: _Reader, prefix: str, hidden: int, width: int, shard: Shard) -> Mlp:
+    gate_up = {f"{prefix}.gate_proj": width, f"{prefix}.up_proj": width}
     return Mlp(
-        gate_up=read.linear({f"{prefix}.gate_proj": width, f"{prefix}.up_proj": width}, hidden, cut=gate_up),
-        down=read.linear({f"{prefix}.down_proj": hidden}, width, cut=down),
+        gate_up=read.linear(gate_up, hidden, cut=rows_of(shard, width, width)),
+        down=read.linear({f"{prefix}.down_proj": hidden}, width, cut=columns_of(shard, width)),
     )
 
 
-def _moe(read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts) -> Experts:
-    e, hidden = a.experts, a.hidden_size
-    (gate_up, gate_up_scales), (down, down_scales) = read.experts(
-        f"{prefix}.experts", e, hidden, cuts.experts
-    )
+def _moe(read: _Reader, prefix: str, a: DsaArchitecture, shard: Shard) -> Experts:
+    e, hidden, held = a.experts, a.hidden_size, shard.span(a.experts.count)
+    (gate_up, gate_up_scales), (down, down_scales) = read.experts(f"{prefix}.experts", e, hidden, held)
     shared = f"{prefix}.shared_experts"
     return Experts(
         routing=e.routing,
@@ -175,8 +174,8 @@ def _moe(read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts) -> Exper
         correction=read.tensor(f"{prefix}.gate.e_score_correction_bias", e.count, dtype=torch.float32),
         gate_up=gate_up,
         down=down,
-        shared=_mlp(read, shared, hidden, a.shared_width, cuts.shared_gate_up, cuts.shared_down),
-        first=cuts.experts.start,
+        shared=_mlp(read, shared, hidden, a.shared_width, shard),
+        first=held.start,
         gate_up_scales=gate_up_scales,
         down_scales=down_scales,
     )
