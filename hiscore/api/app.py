@@ -110,33 +110,34 @@ def create_app(settings: ApiProcessSettings | None = None, strict: bool = False)
 def routes(
     settings: ApiProcessSettings, models: Models, names: ModelNames, strict: bool
 ) -> dict[str, list[Variant]]:
+    variant = partial(_variant, names)
     # Whatever the checkpoint's own context is, it is not longer.
     limits_of_ids = TokenLimits(settings.max_context or DEFAULT_MAX_CONTEXT, settings.max_call_tokens)
     ranker = _ranker(settings, models, strict)
-    ranks = partial(_variant, warning="; ".join(ranker.warnings))
-    scored = _variant(
-        score.score, models, names, limits_of_ids, fields=("query", "label_token_ids", "labels")
-    )
-    paired, reranked = ranks(pairs.score_pairs, ranker, names), ranks(rerank.rerank, ranker, names)
-    tei_ranked = ranks(rerank.rank_texts, ranker, names, error_shape=tei_error, fields=("texts",))
-    asks = partial(_variant, unique_keys=True)
+    ranks = partial(variant, warning="; ".join(ranker.warnings))
+    reads_heads = partial(variant, any_head=True)
+    by_ids = ("query", "label_token_ids", "labels")
+    scored = reads_heads(score.score, models, limits_of_ids, fields=by_ids)
+    paired, reranked = ranks(pairs.score_pairs, ranker), ranks(rerank.rerank, ranker)
+    tei_ranked = ranks(rerank.rank_texts, ranker, error_shape=tei_error, fields=("texts",))
+    asks = partial(variant, unique_keys=True)
     decider = _decider(settings, models)
     of_classifiers = {}
     has_heads = any(each.labels for each in names.adapters.values())
     if has_heads or is_classifier(stored_config(settings.checkpoint).get("architectures")):
-        pooler = pooling.Pooler(models, names, settings.checkpoint, _limits(settings))
-        of_classifiers["/pooling"] = [_variant(pooler.handle)]
-        of_classifiers["/predict"] = [_variant(pooler.predict, error_shape=tei_error)]
-        of_classifiers["/classify"] = of_classifiers["/v1/classify"] = [_variant(pooler.classify)]
+        pooler = pooling.Pooler(models, names.adapters, settings.checkpoint, _limits(settings))
+        of_classifiers["/pooling"] = [reads_heads(pooler.handle)]
+        of_classifiers["/predict"] = [reads_heads(pooler.predict, error_shape=tei_error)]
+        of_classifiers["/classify"] = of_classifiers["/v1/classify"] = [reads_heads(pooler.classify)]
     return {
-        "/v1/decisions": [asks(decisions.decisions, decider, names)],
-        "/v1/systemone": [asks(systemone.systemone, decider, names)],
+        "/v1/decisions": [asks(decisions.decisions, decider)],
+        "/v1/systemone": [asks(systemone.systemone, decider)],
         "/v1/score": [scored, paired],
         "/score": [paired],
         "/v1/rerank": [reranked],
         "/v2/rerank": [replace(reranked, error_shape=cohere_error)],
         "/rerank": [tei_ranked, reranked],
-        "/v1/ranking": [ranks(rerank.rank_passages, ranker, names, error_shape=nim_error)],
+        "/v1/ranking": [ranks(rerank.rank_passages, ranker, error_shape=nim_error)],
         **of_classifiers,
     }
 
@@ -144,11 +145,10 @@ def routes(
 def generating_routes(
     settings: ApiProcessSettings, models: Models, names: ModelNames, metrics: Metrics, served: Sequence[str]
 ) -> dict[str, list[Variant]]:
-    checkpoint = settings.checkpoint
+    checkpoint, variant = settings.checkpoint, partial(_variant, names)
     has_tokenizer = (checkpoint / "tokenizer.json").is_file()
-    generator = Generator(
-        models, names, Sampling(checkpoint), LogprobsReader(checkpoint) if has_tokenizer else None, metrics
-    )
+    logprobs = LogprobsReader(checkpoint) if has_tokenizer else None
+    generator = Generator(models, Sampling(checkpoint), logprobs, metrics)
     found: dict[str, list[Variant]] = {}
     scorer = coder = conversations = None
     if has_tokenizer:
@@ -164,24 +164,34 @@ def generating_routes(
         log.error("chat is refused: %s", error)
         chatted = chat.Chat(generator, None, f"this model's chat template cannot be used: {error}")
     if coder is not None:
-        tokens = tokenize.Tokenizer(coder, names, conversations)
-        found["/tokenize"] = [_variant(tokens.tokenize)]
-        found["/detokenize"] = [_variant(tokens.detokenize)]
+        tokens = tokenize.Tokenizer(coder, conversations)
+        found["/tokenize"] = [variant(tokens.tokenize, any_head=True)]
+        found["/detokenize"] = [variant(tokens.detokenize, any_head=True)]
     if scorer is not None or "decode" in served:
         completed = completions.Completions(generator, scorer, "decode" in served)
-        found[completions.ROUTE] = [_variant(completed.handle)]
+        found[completions.ROUTE] = [variant(completed.handle)]
     if "decode" in served:
-        found[chat.ROUTE] = [_variant(chatted.handle)]
+        found[chat.ROUTE] = [variant(chatted.handle)]
     return found
 
 
-def _variant(handle: Callable[..., Awaitable[Any]], *first: Any, **details: Any) -> Variant:
-    """Make a variant of what handles it: the annotations name the request and the answer."""
+def _variant(
+    names: ModelNames,
+    handle: Callable[..., Awaitable[Any]],
+    *first: Any,
+    any_head: bool = False,
+    **details: Any,
+) -> Variant:
+    """Make a variant of what handles its calls: the annotations name the request and the answer."""
     hints = get_type_hints(handle)
     answer, streams = hints["return"], False
     if isinstance(answer, UnionType):
         answer, streams = get_args(answer)[0], True
-    return Variant(hints["request"], answer, partial(handle, *first), streams=streams, **details)
+
+    def handled(request: Any, request_id: str) -> Awaitable[Any]:
+        return handle(*first, request, names.call(request.model, request_id, any_head))
+
+    return Variant(hints["request"], answer, handled, streams=streams, **details)
 
 
 def _limits(settings: ApiProcessSettings) -> TokenLimits:

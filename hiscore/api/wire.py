@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
@@ -69,6 +70,15 @@ def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int = 0) ->
     )
 
 
+@dataclass(frozen=True)
+class ModelCall:
+    """A request's id, the name of its model to answer with, and the adapter that computes it; empty: none."""
+
+    id: str
+    model: str
+    adapter: str = ""
+
+
 class ModelNames:
     """The names that requests may give as `model`: `configured` ones, separated by commas, and those of adapters.
 
@@ -106,19 +116,19 @@ class ModelNames:
             "model_not_found",
         )
 
-    def adapter(self, name: str | None, any_head: bool = False) -> str:
-        """Return the adapter by which a request is computed; empty: none.
+    def call(self, name: str | None, request_id: str, any_head: bool = False) -> ModelCall:
+        """Find what a request's `model` names, or raise `ApiError`, as `check` does.
 
-        Unless the route reads `any_head`, raise `ApiError` for an adapter whose head is not like the checkpoint's.
+        Unless the route reads `any_head`, an adapter is refused whose head is not like the checkpoint's.
         """
-        if name is None or name not in self.adapters:
-            return ""
-        if not any_head and self.adapters[name].labels not in (0, self._labels):
+        model = self.check(name)
+        if model not in self.adapters:
+            return ModelCall(request_id, model)
+        if not any_head and self.adapters[model].labels not in (0, self._labels):
             raise bad_request(
-                f"the adapter '{name}' has a head of its own: ask /v1/score or /classify",
-                "model",
+                f"the adapter '{model}' has a head of its own: ask /v1/score or /classify", "model"
             )
-        return name
+        return ModelCall(request_id, model, model)
 
 
 def exactly_one(given: dict[str, Any]) -> tuple[str, Any]:

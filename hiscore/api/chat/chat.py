@@ -15,7 +15,7 @@ from hiscore.api.chat.structured_outputs import FIELD
 from hiscore.api.chat.tools import ToolChoice, ToolUse, offered, tool_use
 from hiscore.api.http.errors import bad_request
 from hiscore.api.http.events import EventStream, started
-from hiscore.api.wire import SOME, Ignored
+from hiscore.api.wire import SOME, Ignored, ModelCall
 from hiscore.prompts.answer_parts import BEGIN, END, ReasoningReader
 from hiscore.prompts.conversation import ChatPrompt, Conversations
 
@@ -70,9 +70,8 @@ class Chat:
     ) -> None:
         self._generator, self._conversations, self._refusal = generator, conversations, refusal
 
-    async def handle(self, request: ChatRequest, request_id: str) -> ChatCompletion | EventStream:
-        model = self._generator.names.check(request.model)
-        self._generator.check_generates(request.model)
+    async def handle(self, request: ChatRequest, call: ModelCall) -> ChatCompletion | EventStream:
+        self._generator.check_generates(call)
         if self._conversations is None or self._generator.logprobs is None:
             raise bad_request(f"{self._refusal}: use /v1/completions", "messages")
         times = self._generator.metrics.token_times(ROUTE)
@@ -101,7 +100,7 @@ class Chat:
             parameters["reasoning"] = json.dumps([END] if prompt.reasoning else [BEGIN, END])
         words = {**request.words, **use.words}
         generations = Generations(
-            self._generator.models, [prompt.ids], request.choices, parameters, request_id, times, words
+            self._generator.models, [prompt.ids], request.choices, parameters, call.id, times, words
         )
         answers = [
             ChatAnswer(
@@ -114,15 +113,15 @@ class Chat:
             )
             for index in range(request.choices)
         ]
-        chat_id = f"chatcmpl-{request_id}"
+        chat_id = f"chatcmpl-{call.id}"
         if request.stream:
-            head = ChatChunk(id=chat_id, model=model, choices=[])
+            head = ChatChunk(id=chat_id, model=call.model, choices=[])
             return await started(stream(head, choices_of(generations, answers), generations, request))
         async with aclosing(generations.chunks()) as chunks:
             async for index, chunk in chunks:
                 answers[index].add(chunk)
         choices = [answer.choice for answer in answers]
-        return ChatCompletion(id=chat_id, model=model, choices=choices, usage=generations.usage)
+        return ChatCompletion(id=chat_id, model=call.model, choices=choices, usage=generations.usage)
 
 
 def _further(request: ChatRequest, conversations: Conversations) -> dict[str, Parameter]:

@@ -16,7 +16,7 @@ from hiscore.api.chat.sampling import INT32_MAX, MAX_CHOICES, GenerationRequest,
 from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import bad_request
 from hiscore.api.http.events import EventStream, started
-from hiscore.api.wire import SOME, Answer, Ignored, TokenId, Usage
+from hiscore.api.wire import SOME, Answer, Ignored, ModelCall, TokenId, Usage
 
 ROUTE = "/v1/completions"
 # OpenAI's default of this route.
@@ -69,8 +69,7 @@ class Completions:
         """Serve by `decode`, if the server `generates`, and by what scores prompts, if it has that."""
         self._generator, self._scorer, self._generates = generator, scorer, generates
 
-    async def handle(self, request: CompletionRequest, request_id: str) -> Completion | EventStream:
-        model = self._generator.names.check(request.model)
+    async def handle(self, request: CompletionRequest, call: ModelCall) -> Completion | EventStream:
         prompts = _prompts(request.prompt)
         if len(prompts) * request.choices > MAX_CHOICES:
             raise bad_request(
@@ -80,14 +79,14 @@ class Completions:
             raise bad_request("'best_of' is not served: leave it out, or set it to n", "best_of")
         parameters = {"max_tokens": MAX_TOKENS} | self._generator.sampling.parameters(request)
         if request.asks_of_prompts:
-            return await self._of_prompts(request, prompts, parameters, model, request_id)
+            return await self._of_prompts(request, prompts, parameters, call)
         if not self._generates:
             raise bad_request(
                 "this server generates nothing: it tells of prompts, with 'max_tokens' 0 or 1 and 'echo' or "
                 "'prompt_logprobs'",
                 "max_tokens",
             )
-        self._generator.check_generates(request.model)
+        self._generator.check_generates(call)
         if request.add_special_tokens is not None:
             parameters["add_special_tokens"] = request.add_special_tokens
         if request.logprobs is not None:
@@ -96,9 +95,9 @@ class Completions:
             parameters["logprobs"] = request.logprobs
         times = self._generator.metrics.token_times(ROUTE)
         generations = Generations(
-            self._generator.models, prompts, request.choices, parameters, request_id, times, request.words
+            self._generator.models, prompts, request.choices, parameters, call.id, times, request.words
         )
-        head = Completion(id=f"cmpl-{request_id}", model=model, choices=[])
+        head = Completion(id=f"cmpl-{call.id}", model=call.model, choices=[])
         choices = self._choices(generations)
         if request.stream:
             return await started(stream(head, choices, generations, request))
@@ -109,8 +108,7 @@ class Completions:
         request: CompletionRequest,
         prompts: Sequence[str | Sequence[int]],
         parameters: Mapping[str, Parameter],
-        model: str,
-        request_id: str,
+        call: ModelCall,
     ) -> Completion:
         if self._scorer is None:
             raise bad_request("'echo' and 'prompt_logprobs' need the model scorer of a causal LM", "echo")
@@ -121,13 +119,12 @@ class Completions:
         if not request.echo and request.prompt_logprobs is None and not generates:
             asked = []
         top = max(asked, default=None)
-        adapter = self._generator.names.adapter(request.model)
-        scored, usage = await self._scorer.score(prompts, ids, top, generates, request_id, adapter)
+        scored, usage = await self._scorer.score(prompts, ids, top, generates, call)
         choices = [
             await off_loop(partial(self._told, request, index, each), len(each.ids) * WORK_PER_TOKEN)
             for index, each in enumerate(scored)
         ]
-        return Completion(id=f"cmpl-{request_id}", model=model, choices=choices, usage=usage)
+        return Completion(id=f"cmpl-{call.id}", model=call.model, choices=choices, usage=usage)
 
     def _told(self, request: CompletionRequest, index: int, scored: ScoredPrompt) -> CompletionChoice:
         assert self._scorer is not None

@@ -14,7 +14,7 @@ from hiscore.api.chat.sampling import GenerationRequest, Parameter, Sampling, of
 from hiscore.api.http.errors import bad_request
 from hiscore.api.http.metrics import Metrics, TokenTimes
 from hiscore.api.models import Models
-from hiscore.api.wire import Answer, ModelNames, Usage, usage
+from hiscore.api.wire import Answer, ModelCall, Usage, usage
 from hiscore_client import Chunk
 
 Head = TypeVar("Head", bound=Answer)
@@ -25,15 +25,14 @@ class Generator:
     """The parts with which routes generate text; `logprobs` names tokens, and is None without a tokenizer."""
 
     models: Models
-    names: ModelNames
     sampling: Sampling
     logprobs: LogprobsReader | None
     metrics: Metrics
 
-    def check_generates(self, model: str | None) -> None:
-        """Raise `ApiError` if `model` is an adapter: `decode` computes none."""
-        if model in self.names.adapters:
-            raise bad_request(f"the adapter '{model}' scores, and generates nothing", "model")
+    def check_generates(self, call: ModelCall) -> None:
+        """Raise `ApiError` if an adapter is to compute the call: `decode` computes none."""
+        if call.adapter:
+            raise bad_request(f"the adapter '{call.adapter}' scores, and generates nothing", "model")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from hiscore.api.chat.tokenize import PromptCoder
 from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import bad_request
 from hiscore.api.models import Models, few_at_once
-from hiscore.api.wire import Usage, usage
+from hiscore.api.wire import ModelCall, Usage, usage
 from hiscore.models.support import read_eos_ids
 from hiscore.prompts.shared_beginning import common_length
 from hiscore_client import Chunk
@@ -115,8 +115,7 @@ class PromptScorer:
         ids: Sequence[list[int]],
         top: int | None,
         generates: bool,
-        request_id: str,
-        adapter: str = "",
+        call: ModelCall,
     ) -> tuple[list[ScoredPrompt], Usage]:
         """Score prompts; those that begin alike share what they begin with.
 
@@ -128,7 +127,7 @@ class PromptScorer:
         if top is not None or generates:
             groups = _alike([list(each) for each in known if len(each) > 1 or generates])
             most = max(top or 0, 1) if generates else top
-            calls = [partial(self._call, group, most, generates, request_id, adapter) for group in groups]
+            calls = [partial(self._call, group, most, generates, call) for group in groups]
             for found in await few_at_once(calls):
                 known |= found
         scored = [
@@ -138,7 +137,7 @@ class PromptScorer:
         return scored, usage(sum(map(len, ids)), 0, len(ids) * generates)
 
     async def _call(
-        self, prompts: list[list[int]], top: int | None, generates: bool, request_id: str, adapter: str
+        self, prompts: list[list[int]], top: int | None, generates: bool, call: ModelCall
     ) -> dict[tuple[int, ...], TokenLogprobs]:
         """Score prompts with one first token in one call: the rest of each is a label behind it."""
         labels = [[*prompt[1:], *([NO_TOKEN] if generates else [])] for prompt in prompts]
@@ -150,8 +149,8 @@ class PromptScorer:
             label_lengths=lengths,
             log_scores=True,
             token_logprobs=top,
-            request_id=request_id,
-            adapter=adapter,
+            request_id=call.id,
+            adapter=call.adapter,
             words=WORDS,
         )
         assert result.tokens is not None

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from hiscore.api.chat.messages import ChatMessage, prompt_of
 from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import bad_request
-from hiscore.api.wire import SOME, ModelNames, Request, TokenId, exactly_one
+from hiscore.api.wire import SOME, ModelCall, Request, TokenId, exactly_one
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.tokenization.file import read_backend
@@ -81,11 +81,10 @@ class PromptCoder:
 class Tokenizer:
     """Serves the routes; without `conversations` there is no chat template."""
 
-    def __init__(self, coder: PromptCoder, names: ModelNames, conversations: Conversations | None) -> None:
-        self._coder, self._names, self._conversations = coder, names, conversations
+    def __init__(self, coder: PromptCoder, conversations: Conversations | None) -> None:
+        self._coder, self._conversations = coder, conversations
 
-    async def tokenize(self, request: TokenizeRequest, request_id: str) -> Tokenized:
-        self._names.check(request.model)
+    async def tokenize(self, request: TokenizeRequest, call: ModelCall) -> Tokenized:
         exactly_one({"prompt": request.prompt, "messages": request.messages})
         if request.prompt is not None:
             (ids,) = await self._coder.encode([request.prompt], request.add_special_tokens is not False)
@@ -96,8 +95,7 @@ class Tokenizer:
             made.token_strs = [self._coder.name(each) for each in ids]
         return made
 
-    async def detokenize(self, request: DetokenizeRequest, request_id: str) -> Detokenized:
-        self._names.check(request.model)
+    async def detokenize(self, request: DetokenizeRequest, call: ModelCall) -> Detokenized:
         decode = partial(self._coder.decode, request.tokens, skip_special=False)
         return Detokenized(await off_loop(decode, len(request.tokens)))
 

@@ -12,7 +12,7 @@ from hiscore.api.decisions.calibration import Temperatures
 from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import bad_request
 from hiscore.api.models import Models
-from hiscore.api.wire import Ignored, Request
+from hiscore.api.wire import Ignored, ModelCall, Request
 from hiscore.prompts.answer_labels import Labels
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.decisions import DecisionPrompter, DecisionPrompts, Message, Question
@@ -102,15 +102,10 @@ class Decider:
         self,
         state: Sequence[Message],
         questions: Sequence[Question],
-        request_id: str,
+        call: ModelCall,
         wish: AskingRequest,
-        adapter: str = "",
     ) -> Decisions:
-        """Answer questions; with rotations, each choice is asked once for every option that can be first.
-
-        Args:
-            adapter: Name of the one that computes the answers; empty: none.
-        """
+        """Answer questions; with rotations, each choice is asked once for every option that can be first."""
         if self._prompter is None:
             raise bad_request(
                 "this model answers no questions: it needs a causal LM, a tokenizer and a usable chat template"
@@ -130,7 +125,8 @@ class Decider:
             made = await off_loop(make, self._prompter.characters(state, asked))
         except (PromptError, CannotEncode, TooMuchText) as error:
             raise bad_request(f"this request cannot become prompts: {error}") from None
-        score = partial(self._models.score_ids, made.prompts.query, request_id=request_id, adapter=adapter)
+        query, score_ids = made.prompts.query, self._models.score_ids
+        score = partial(score_ids, query, request_id=call.id, adapter=call.adapter)
         is_single = all(len(ids) == 1 for each in made.labels for ids in each.ids)
         read = _by_tokens if is_single and wish.normalize == "none" else partial(_by_logs, wish.normalize)
         shares, masses, result = await read(score, made)

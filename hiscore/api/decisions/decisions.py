@@ -9,7 +9,7 @@ from hiscore.api.content import Part, text_of_parts
 from hiscore.api.decisions import decide
 from hiscore.api.decisions.decision_input import InputItem, messages_of
 from hiscore.api.http.errors import bad_request
-from hiscore.api.wire import SOME, Ignored, ModelNames, stated
+from hiscore.api.wire import SOME, Ignored, ModelCall, stated
 from hiscore.prompts.decisions import Message, Option, Question
 
 Value: TypeAlias = str | bool
@@ -105,19 +105,16 @@ class DecisionsResponse(msgspec.Struct):
     usage: DecisionsUsage
 
 
-async def decisions(
-    decider: decide.Decider, names: ModelNames, request: DecisionsRequest, request_id: str
-) -> DecisionsResponse:
-    model = names.check(request.model)
+async def decisions(decider: decide.Decider, request: DecisionsRequest, call: ModelCall) -> DecisionsResponse:
     decide.check_question_count(request.questions)
     _check_names(request.questions)
     questions = [_question(each, f"questions[{index}]") for index, each in enumerate(request.questions)]
     state = (
         messages_of(request.input) if isinstance(request.input, list) else [Message("user", request.input)]
     )
-    found = await decider.decide(state, questions, request_id, request, names.adapter(request.model))
+    found = await decider.decide(state, questions, call, request)
     answers = [_answer(*pair) for pair in zip(request.questions, found.answers, strict=True)]
-    return DecisionsResponse(model, answers, decisions_usage(found))
+    return DecisionsResponse(call.model, answers, decisions_usage(found))
 
 
 def decisions_usage(found: decide.Decisions) -> DecisionsUsage:

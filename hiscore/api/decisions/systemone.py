@@ -9,7 +9,7 @@ from hiscore.api.content import Json, text_of
 from hiscore.api.decisions import decide
 from hiscore.api.decisions.decisions import DecisionsUsage, decisions_usage
 from hiscore.api.http.errors import bad_request
-from hiscore.api.wire import ModelNames, stated
+from hiscore.api.wire import ModelCall, stated
 from hiscore.prompts.decisions import Message, Option, Question
 
 
@@ -64,17 +64,14 @@ class SystemOneResponse(msgspec.Struct):
     usage: DecisionsUsage
 
 
-async def systemone(
-    decider: decide.Decider, names: ModelNames, request: SystemOneRequest, request_id: str
-) -> SystemOneResponse:
-    model = names.check(request.model)
+async def systemone(decider: decide.Decider, request: SystemOneRequest, call: ModelCall) -> SystemOneResponse:
     decide.check_question_count(request.questions)
     questions = [_question(each, f"questions.{name}") for name, each in request.questions.items()]
     state = [Message("user", text_of(request.state, "state"))]
-    found = await decider.decide(state, questions, request_id, request, names.adapter(request.model))
+    found = await decider.decide(state, questions, call, request)
     answers = map(_answer, request.questions.values(), found.answers)
     return SystemOneResponse(
-        model, dict(zip(request.questions, answers, strict=True)), decisions_usage(found)
+        call.model, dict(zip(request.questions, answers, strict=True)), decisions_usage(found)
     )
 
 

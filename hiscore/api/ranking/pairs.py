@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from hiscore.api.http.errors import bad_request
 from hiscore.api.ranking.relevance import Ranker
-from hiscore.api.wire import SOME, Limit, Listed, ModelNames, Request, exactly_one, usage
+from hiscore.api.wire import SOME, Limit, Listed, ModelCall, Request, exactly_one, usage
 from hiscore.prompts.token_limits import Truncation
 
 # The names that versions of vLLM have given to the two sides.
@@ -43,10 +43,7 @@ class PairResponse(Listed, kw_only=True):
     data: list[PairScore]
 
 
-async def score_pairs(
-    ranker: Ranker, names: ModelNames, request: PairRequest, request_id: str
-) -> PairResponse:
-    model = names.check(request.model)
+async def score_pairs(ranker: Ranker, request: PairRequest, call: ModelCall) -> PairResponse:
     _, first = exactly_one({name: getattr(request, name) for name in FIRST})
     param, second = exactly_one({name: getattr(request, name) for name in SECOND})
     documents = [second] if isinstance(second, str) else second
@@ -56,14 +53,11 @@ async def score_pairs(
         left=request.truncation_side == "left",
         prompt=ranker.most(request.truncate_prompt_tokens),
     )
-    adapter = names.adapter(request.model)
-    ranking = await ranker.rank(
-        queries, documents, request_id, request.instruction, truncation, param, adapter
-    )
+    ranking = await ranker.rank(queries, documents, call, request.instruction, truncation, param)
     scores = ranking.logits if request.use_activation is False else ranking.scores
     return PairResponse(
-        id=request_id,
-        model=model,
+        id=call.id,
+        model=call.model,
         data=[PairScore(index, score, ranking.cut[index]) for index, score in enumerate(scores)],
         usage=usage(ranking.prompt_tokens, ranking.cached_tokens),
     )

@@ -1,6 +1,6 @@
 """``/pooling`` and ``/classify`` in vLLM's bodies, ``/predict`` in TEI's: labels of texts, or of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +14,9 @@ from hiscore.api.http.encoding import off_loop
 from hiscore.api.http.errors import bad_request
 from hiscore.api.models import Models, few_at_once, rows
 from hiscore.api.ranking.relevance import ACTIVATIONS
-from hiscore.api.wire import SOME, Ignored, Listed, ModelNames, Request, TokenId, usage
+from hiscore.api.wire import SOME, Ignored, Listed, ModelCall, Request, TokenId, usage
 from hiscore.arrays import Float32
+from hiscore.models.adapter_files import AdapterFacts
 from hiscore.models.cross_encoder import Refused, read_cross_encoder
 from hiscore.models.family import RANKING, REWARD_MODEL, guard_labels, is_classifier, scores_tokens
 from hiscore.models.stored_config import stored_config
@@ -75,8 +76,10 @@ class Prediction(msgspec.Struct):
 
 
 class Pooler:
-    def __init__(self, models: Models, names: ModelNames, checkpoint: Path, limits: TokenLimits) -> None:
-        self._models, self._names, self._limits = models, names, limits
+    def __init__(
+        self, models: Models, adapters: Mapping[str, AdapterFacts], checkpoint: Path, limits: TokenLimits
+    ) -> None:
+        self._models, self._adapters, self._limits = models, adapters, limits
         config = stored_config(checkpoint)
         self._of_tokens = scores_tokens(config.get("architectures"))
         # As in vLLM, a reward is a logit.
@@ -92,13 +95,13 @@ class Pooler:
         has_tokenizer = (checkpoint / "tokenizer.json").is_file()
         self._tokenizer: Tokenizer | None = read_backend(checkpoint) if has_tokenizer else None
 
-    async def classify(self, request: ClassifyRequest, request_id: str) -> ClassifyResponse:
+    async def classify(self, request: ClassifyRequest, call: ModelCall) -> ClassifyResponse:
         given = {name: getattr(request, name) for name in ClassifyRequest.__struct_fields__}
-        pooled = await self.handle(PoolingRequest(**given, task="classify"), request_id)
+        pooled = await self.handle(PoolingRequest(**given, task="classify"), call)
         found = [cast("list[float]", each.data) for each in pooled.data]
         return ClassifyResponse(
-            id=request_id,
-            model=pooled.model,
+            id=call.id,
+            model=call.model,
             data=[
                 Classified(index, self._label(row.index(max(row))), row, len(row))
                 for index, row in enumerate(found)
@@ -106,9 +109,8 @@ class Pooler:
             usage=pooled.usage,
         )
 
-    async def predict(self, request: PredictRequest, request_id: str) -> list[Prediction | list[Prediction]]:
+    async def predict(self, request: PredictRequest, call: ModelCall) -> list[Prediction | list[Prediction]]:
         """Predict the labels of each input, the best first; a call for each, of which few run at once."""
-        self._names.check(request.model)
         given = [request.inputs] if isinstance(request.inputs, str) else request.inputs
         texts = [each for each in given if isinstance(each, str)]
         inputs = [texts] if texts else [each for each in given if isinstance(each, list)]
@@ -127,8 +129,8 @@ class Pooler:
         # An encoder tells the second text of a pair by its type.
         seconds = [each.type_ids.index(1) if 1 in each.type_ids else 0 for each in encodings]
         parts = [(each.ids[:at], [each.ids[at:]]) for each, at in zip(encodings, seconds, strict=True)]
-        adapter = self._adapter(request.model)
-        score = partial(self._models.score_ids, labels=[], request_id=request_id, adapter=adapter)
+        self._check_head(call)
+        score = partial(self._models.score_ids, labels=[], request_id=call.id, adapter=call.adapter)
         results = await few_at_once([partial(score, *part) for part in parts])
         found = np.concatenate([result.scores for result in results])
         predictions: list[Any] = [
@@ -141,23 +143,20 @@ class Pooler:
         """The name of a label; where a config has none, as in transformers."""
         return self._labels[index] if index < len(self._labels) else f"LABEL_{index}"
 
-    def _adapter(self, model: str | None) -> str:
-        adapter = self._names.adapter(model, any_head=True)
-        if not self._has_head and not (adapter and self._names.adapters[adapter].labels):
+    def _check_head(self, call: ModelCall) -> None:
+        if not self._has_head and not (call.adapter and self._adapters[call.adapter].labels):
             raise bad_request("this model has no head: name an adapter that has one as 'model'", "model")
-        return adapter
 
-    async def handle(self, request: PoolingRequest, request_id: str) -> PoolingResponse:
-        model = self._names.check(request.model)
+    async def handle(self, request: PoolingRequest, call: ModelCall) -> PoolingResponse:
         of_tokens = self._of_tokens if request.task is None else request.task == "token_classify"
         if self._of_tokens and not of_tokens:
             raise bad_request("this model scores tokens: its task is 'token_classify'", "task")
         texts = await self._ids(request)
         # A model of tokens knows itself which ones are read.
         places = "all" if of_tokens and not self._of_tokens else None
-        adapter = self._adapter(request.model)
+        self._check_head(call)
         result = await self._models.score_ids(
-            [], texts, [], places=places, request_id=request_id, adapter=adapter
+            [], texts, [], places=places, request_id=call.id, adapter=call.adapter
         )
         logits = result.place_values if of_tokens else result.scores
         assert logits is not None
@@ -168,8 +167,8 @@ class Pooler:
             edges = result.places.searchsorted(np.cumsum([0, *map(len, texts)])).tolist()
             found = [found[begin:end] for begin, end in pairwise(edges)]
         return PoolingResponse(
-            id=request_id,
-            model=model,
+            id=call.id,
+            model=call.model,
             data=[Pooled(index, each) for index, each in enumerate(found)],
             usage=usage(result.usage.prompt_tokens, result.usage.cached_tokens),
         )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from hiscore.api.http.encoding import prompted
 from hiscore.api.http.errors import bad_request
 from hiscore.api.models import Models, few_at_once
+from hiscore.api.wire import ModelCall
 from hiscore.prompts.listwise import Blocks, ListwisePrompts
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.recipe import Recipe
@@ -78,15 +79,14 @@ class Ranker:
         self,
         query: str | Sequence[str],
         documents: Sequence[str],
-        request_id: str,
+        call: ModelCall,
         instruction: str | None = None,
         truncation: Truncation = NOTHING,
         param: str = "documents",
-        adapter: str = "",
     ) -> Ranking:
         """Score documents (`param`), at least one, for one query or a query each; pairs in a call for each query.
 
-        The `instruction` says what relevant means; None: the template's own. `adapter` is a name; empty: none.
+        The `instruction` says what relevant means; None: the template's own.
         """
         if not documents:
             raise bad_request(f"'{param}' is empty: at least one is needed", param)
@@ -100,9 +100,9 @@ class Ranker:
                 prompts.blocks, queries[0], documents, instruction, truncation, self._limits
             )
             size = sum(map(len, documents))
-            if adapter:
+            if call.adapter:
                 raise bad_request("this model ranks documents together: by no adapter", "model")
-            return await self._rank_blocks(await prompted(make_blocks, size, "a text"), request_id)
+            return await self._rank_blocks(await prompted(make_blocks, size, "a text"), call)
         make = partial(cut_prompts, prompts, queries, documents, instruction, truncation, self._limits)
         size = prompts.characters(queries, documents)
         made = await prompted(make, size, "a query or a document")
@@ -111,7 +111,7 @@ class Ranker:
         options: dict[str, Any] = {"raw_logits": bool(labels)}
         if lengths is not None:
             options = {"label_lengths": lengths, "log_scores": True}
-        score = partial(self._models.score_ids, request_id=request_id, adapter=adapter, **options)
+        score = partial(self._models.score_ids, request_id=call.id, adapter=call.adapter, **options)
         found = await few_at_once([partial(score, *each, labels) for _, each in made.prompts])
         logits = np.empty(len(documents))
         for (rows, _), result in zip(made.prompts, found, strict=True):
@@ -124,9 +124,9 @@ class Ranker:
             made.cut,
         )
 
-    async def _rank_blocks(self, blocks: Blocks, request_id: str) -> Ranking:
+    async def _rank_blocks(self, blocks: Blocks, call: ModelCall) -> Ranking:
         """Rank documents that see each other, by the cosine of each to the mean of all blocks' queries."""
-        score = partial(self._models.score_ids, [], labels=[], request_id=request_id)
+        score = partial(self._models.score_ids, [], labels=[], request_id=call.id)
         found = await few_at_once([partial(score, [ids], places=places) for ids, places in blocks.prompts])
         rows = [np.asarray(each.place_values, np.float64) for each in found]
         units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in rows]

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from hiscore.api.http.errors import bad_request
 from hiscore.api.ranking.relevance import Ranker, Ranking
-from hiscore.api.wire import SOME, Count, Ignored, Limit, ModelNames, Request, Usage, usage
+from hiscore.api.wire import SOME, Count, Ignored, Limit, ModelCall, Request, Usage, usage
 from hiscore.prompts.token_limits import Truncation
 
 
@@ -60,10 +60,7 @@ class RerankResponse(msgspec.Struct, kw_only=True):
     meta: dict[str, Any]
 
 
-async def rerank(
-    ranker: Ranker, names: ModelNames, request: RerankRequest, request_id: str
-) -> RerankResponse:
-    model = names.check(request.model)
+async def rerank(ranker: Ranker, request: RerankRequest, call: ModelCall) -> RerankResponse:
     texts = [each if isinstance(each, str) else each.text for each in request.documents]
     truncation = Truncation(
         request.max_tokens_per_query,
@@ -79,17 +76,10 @@ async def rerank(
         if request.raw_scores is not None and raw == request.use_activation:
             raise bad_request("'raw_scores' and 'use_activation' contradict each other", "raw_scores")
         raw = not request.use_activation
-    ranking = await ranker.rank(
-        request.query,
-        texts,
-        request_id,
-        instruction,
-        truncation,
-        adapter=names.adapter(request.model),
-    )
+    ranking = await ranker.rank(request.query, texts, call, instruction, truncation)
     return RerankResponse(
-        id=request_id,
-        model=model,
+        id=call.id,
+        model=call.model,
         results=_results(ranking, raw, request.top_n or None, texts if request.return_documents else None),
         usage=usage(ranking.prompt_tokens, ranking.cached_tokens),
         meta={
@@ -129,28 +119,16 @@ class TeiRank(msgspec.Struct, omit_defaults=True):
     truncated: bool = False
 
 
-async def rank_texts(
-    ranker: Ranker, names: ModelNames, request: TeiRerankRequest, request_id: str
-) -> list[TeiRank]:
-    names.check(request.model)
+async def rank_texts(ranker: Ranker, request: TeiRerankRequest, call: ModelCall) -> list[TeiRank]:
     truncation = Truncation(
         prompt=ranker.context_length if request.truncate else None,
         left=request.truncation_direction.lower() == "left",
     )
-    ranking = await ranker.rank(
-        request.query,
-        request.texts,
-        request_id,
-        request.instruction,
-        truncation,
-        "texts",
-        names.adapter(request.model),
-    )
+    query, texts = request.query, request.texts
+    ranking = await ranker.rank(query, texts, call, request.instruction, truncation, "texts")
     scores = ranking.logits if request.raw_scores else ranking.probabilities
     return [
-        TeiRank(
-            index, scores[index], request.texts[index] if request.return_text else None, ranking.cut[index]
-        )
+        TeiRank(index, scores[index], texts[index] if request.return_text else None, ranking.cut[index])
         for index in ranking.best(request.top_n or None)
     ]
 
@@ -177,21 +155,11 @@ class RankingResponse(msgspec.Struct):
     usage: Usage
 
 
-async def rank_passages(
-    ranker: Ranker, names: ModelNames, request: RankingRequest, request_id: str
-) -> RankingResponse:
-    names.check(request.model)
+async def rank_passages(ranker: Ranker, request: RankingRequest, call: ModelCall) -> RankingResponse:
     texts = [passage.text for passage in request.passages]
     truncation = Truncation(prompt=ranker.context_length if request.truncate == "END" else None)
-    ranked = await ranker.rank(
-        request.query.text,
-        texts,
-        request_id,
-        request.instruction,
-        truncation,
-        "passages",
-        names.adapter(request.model),
-    )
+    query, instruction = request.query.text, request.instruction
+    ranked = await ranker.rank(query, texts, call, instruction, truncation, "passages")
     return RankingResponse(
         [RankedPassage(index, ranked.logits[index], ranked.cut[index]) for index in ranked.best(None)],
         usage(ranked.prompt_tokens, ranked.cached_tokens),

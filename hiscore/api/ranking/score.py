@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from hiscore.api.http.errors import bad_request
 from hiscore.api.models import Models, rows
-from hiscore.api.wire import Count, ModelNames, Request, TokenId, Usage, usage
+from hiscore.api.wire import Count, ModelCall, Request, TokenId, Usage, usage
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.settings import Limits
 
@@ -45,16 +45,13 @@ class ScoreResponse(msgspec.Struct, kw_only=True):
     object: str = "scoring"
 
 
-async def score(
-    models: Models, names: ModelNames, limits: TokenLimits, request: ScoreBody, request_id: str
-) -> ScoreResponse:
+async def score(models: Models, limits: TokenLimits, request: ScoreBody, call: ModelCall) -> ScoreResponse:
     """Score the items of a request. Too many token ids are refused before they are laid out for the models."""
-    model = names.check(request.model)
     items = [request.items] if isinstance(request.items, str) else request.items
     label_ids, counts = _labels(request, len(items))
     options: dict[str, Any] = {name: getattr(request, name) for name in OPTIONS}
-    options |= {"label_counts": counts, "request_id": request_id, "item_adapters": request.item_adapters}
-    options["adapter"] = names.adapter(request.model, any_head=True)
+    options |= {"label_counts": counts, "item_adapters": request.item_adapters}
+    options |= {"request_id": call.id, "adapter": call.adapter}
     if isinstance(request.query, str):
         result = await models.score_text(
             request.query,
@@ -79,7 +76,7 @@ async def score(
     if counts is not None and request.label_counts is None:
         scores = [row[:count] for row, count in zip(scores, counts, strict=True)]
     return ScoreResponse(
-        scores=scores, model=model, usage=usage(result.usage.prompt_tokens, result.usage.cached_tokens)
+        scores=scores, model=call.model, usage=usage(result.usage.prompt_tokens, result.usage.cached_tokens)
     )
 
 

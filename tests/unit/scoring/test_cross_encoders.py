@@ -15,6 +15,7 @@ import pytest
 
 from hiscore.api.models import Models
 from hiscore.api.ranking.relevance import Ranker, Ranking
+from hiscore.api.wire import ModelCall
 from hiscore.errors import RequestError
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.facts import read_facts
@@ -91,7 +92,7 @@ def ranker_of(checkpoint: Path) -> Ranker:
 def rank(ranker: Ranker, instruction: str | None = None, cut: bool = True) -> Ranking:
     queries, documents = zip(*PAIRS, strict=True)
     truncation = Truncation(prompt=ranker.context_length) if cut else NOTHING
-    return asyncio.run(ranker.rank(queries, documents, "id", instruction, truncation))
+    return asyncio.run(ranker.rank(queries, documents, ModelCall("id", "m"), instruction, truncation))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ from hiscore.api.http.errors import ApiError
 from hiscore.api.models import Models
 from hiscore.api.ranking.pooling import Pooler, PoolingRequest
 from hiscore.api.ranking.relevance import Ranker, Ranking
-from hiscore.api.wire import ModelNames
+from hiscore.api.wire import ModelCall
 from hiscore.models.support import servable
 from hiscore.prompts import listwise
 from hiscore.prompts.listwise import MARKS
@@ -149,7 +149,9 @@ def rank(
 ) -> Ranking:
     ranker = Ranker(models, TokenLimits(context, 100_000), *make_prompts(checkpoint))
     documents = given.pop("documents", DOCUMENTS)
-    return asyncio.run(ranker.rank(query, documents, "id", **{"truncation": NOTHING, **given}))
+    return asyncio.run(
+        ranker.rank(query, documents, ModelCall("id", "m"), **{"truncation": NOTHING, **given})
+    )
 
 
 @pytest.mark.parametrize("instruction", [None, "Be strict."])
@@ -227,8 +229,8 @@ def test_what_is_not_served_is_refused(checkpoint: Path, models: Models, tmp_pat
 
 
 def test_pooling_gives_the_numbers_of_the_projector(checkpoint: Path, models: Models) -> None:
-    pooler = Pooler(models, ModelNames("m", "m"), checkpoint, TokenLimits(1_000, 1_000))
+    pooler = Pooler(models, {}, checkpoint, TokenLimits(1_000, 1_000))
     asked = PoolingRequest(input=[[5, 6, 7]], model="m")
-    found = asyncio.run(pooler.handle(asked, "id")).data[0].data
+    found = asyncio.run(pooler.handle(asked, ModelCall("id", "m"))).data[0].data
     assert np.shape(found) == (3, 512)
     assert np.min(found) < 0

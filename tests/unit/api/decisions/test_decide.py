@@ -11,6 +11,7 @@ import pytest
 
 from hiscore.api.decisions.decide import AskingRequest, Decider, Decisions, OptionProbabilities
 from hiscore.api.http.errors import ApiError
+from hiscore.api.wire import ModelCall
 from hiscore.checkpoint import resolve
 from hiscore.prompts.decisions import DecisionPrompter, Message, Option, Question
 from hiscore.prompts.token_limits import TokenLimits
@@ -42,7 +43,7 @@ def prompter() -> DecisionPrompter:
 
 def decide(models: FakeModels, questions: Sequence[Question], **options: Any) -> Decisions:
     decider = Decider(models, prompter(), {"choice": 2.0}, 1_000)  # type: ignore[arg-type]
-    return asyncio.run(decider.decide(STATE, questions, "id", AskingRequest(**options)))
+    return asyncio.run(decider.decide(STATE, questions, ModelCall("id", "m"), AskingRequest(**options)))
 
 
 @pytest.mark.slow
@@ -63,7 +64,7 @@ def test_a_checkpoints_own_temperature_holds_before_any_calibration(calibrated: 
     own.temperature = 3.0
     decider = Decider(FakeModels([[0.1, 0.2, 0.3]]), own, {"choice": 2.0}, 1_000)  # type: ignore[arg-type]
     wish = AskingRequest(calibrated=calibrated)
-    (found,) = asyncio.run(decider.decide(STATE, [QUESTION], "id", wish)).answers
+    (found,) = asyncio.run(decider.decide(STATE, [QUESTION], ModelCall("id", "m"), wish)).answers
     powers = np.array([0.1, 0.2, 0.3]) ** power
     assert found.probabilities == pytest.approx(powers / powers.sum())
 
@@ -147,7 +148,7 @@ def test_confidence_is_how_far_the_best_is_above_chance() -> None:
 def test_a_model_that_answers_no_questions_says_so() -> None:
     decider = Decider(FakeModels(), None, {}, 1)  # type: ignore[arg-type]
     with pytest.raises(ApiError, match="causal LM"):
-        asyncio.run(decider.decide(STATE, [QUESTION], "id", AskingRequest()))
+        asyncio.run(decider.decide(STATE, [QUESTION], ModelCall("id", "m"), AskingRequest()))
 
 
 def test_rotations_are_bounded() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hiscore.api.http.errors import ApiError
 from hiscore.api.models import MOST_CALLS, Models
 from hiscore.api.ranking.relevance import Ranker, Ranking
+from hiscore.api.wire import ModelCall
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.recipe import Recipe, RecipePart
 from hiscore.prompts.rerank import RerankPrompts
@@ -22,7 +23,7 @@ from hiscore_client import ScoreResult, Usage
 from tests.client.faulty_server import FaultyServer, serving
 from tests.support.timeouts import TIMEOUT_S
 
-LIMITS = TokenLimits(256, 10_000)
+LIMITS, CALL = TokenLimits(256, 10_000), ModelCall("id", "m")
 RECIPE = Recipe(RecipePart("pair", "files"), RecipePart("its one label", "files"))
 
 
@@ -43,7 +44,7 @@ def rank(
         query = options.pop("query", "a fruit")
         try:
             recipe = options.pop("recipe", RECIPE)
-            return await Ranker(models, LIMITS, prompts, recipe).rank(query, documents, "id", **options)
+            return await Ranker(models, LIMITS, prompts, recipe).rank(query, documents, CALL, **options)
         finally:
             await models.close()
 
@@ -147,7 +148,7 @@ def test_a_request_of_many_queries_leaves_room_and_ends_as_a_whole(checkpoint: P
     async def call() -> None:
         ranker = Ranker(cast(Models, Failing()), LIMITS, PairPrompts(checkpoint), RECIPE)
         with pytest.raises(ApiError, match="too busy"):
-            await ranker.rank([f"{number}" for number in range(300)], ["a"] * 300, "id")
+            await ranker.rank([f"{number}" for number in range(300)], ["a"] * 300, CALL)
         await asyncio.sleep(0)
         assert running == 0
 
@@ -226,7 +227,7 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
     async def call(address: str, documents: list[str]) -> None:
         models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
         ranker = Ranker(models, LIMITS, slow, RECIPE)
-        work = asyncio.ensure_future(ranker.rank("a", documents, "id"))
+        work = asyncio.ensure_future(ranker.rank("a", documents, CALL))
         while not work.done():
             others.set()
             await asyncio.sleep(0.01)
