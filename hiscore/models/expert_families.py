@@ -91,9 +91,8 @@ WITH_EXPERTS = (
         ),
         own_rules=(
             key_rule("hidden_act", one_of("silu"), "activation '{value}' is not silu"),
-            key_rule(
-                "swiglu_limit", one_of(7.0), "swiglu_limit is {value}, and transformers computes with 7"
-            ),
+            key_rule("swiglu_limit", one_of(7.0), "swiglu_limit is {value}, not 7"),
+            key_rule("swiglu_alpha", one_of(1.702), "swiglu_alpha is {value}, not 1.702"),
         ),
     ),
 )

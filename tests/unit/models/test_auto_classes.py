@@ -5,13 +5,11 @@ import sys
 
 import pytest
 
-from tests.support.tiers import first_of
-
-OURS, THEIRS = "hiscore.models.auto_classes", "transformers"
+OURS = "hiscore.models.auto_classes"
 COMPILER = "torch._dynamo"
 IMPORTED = f"""
 import sys
-from {{module}} import AutoConfig, AutoTokenizer
+from {OURS} import AutoConfig, AutoTokenizer
 AutoConfig.for_model("llama")
 print("{COMPILER}" in sys.modules)
 """
@@ -31,10 +29,9 @@ def python(code: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "expected"), first_of((OURS, "False"), (THEIRS, "True")))
-def test_no_compiler_comes_with_our_classes_as_it_does_with_transformers_own(module: str, expected: str):
-    """If the second fails, transformers has mended it, and our module is of no use any more."""
-    assert python(IMPORTED.format(module=module)) == expected
+def test_no_compiler_comes_with_our_classes():
+    """It comes with those of transformers 5.17, not of 5.24: once the bound is higher, our module is needless."""
+    assert python(IMPORTED) == "False"
 
 
 @pytest.mark.slow
