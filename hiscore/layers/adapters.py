@@ -35,14 +35,21 @@ class LowRank:
     table: Tensor  # int32 [adapters + 2]: `firsts` on the device
 
     @classmethod
-    def of(cls, columns: slice, of_each: Mapping[int, tuple[Tensor, Tensor]], adapters: int) -> "LowRank":
-        """Join [rank, in] and [rank, columns] of some adapters, by their numbers from 1 on."""
-        downs, ups = zip(*(of_each[number] for number in sorted(of_each)), strict=True)
-        ranks = [len(of_each[number][0]) if number in of_each else 0 for number in range(1, adapters + 1)]
+    def empty(
+        cls, columns: slice, inputs: int, ranks: Mapping[int, int], adapters: int, like: Tensor
+    ) -> "LowRank":
+        """Make room for some adapters, whose ranks are given by their numbers from 1 on."""
         # There is no adapter 0.
-        firsts = (0, *accumulate(ranks, initial=0))
-        table = torch.tensor(firsts, dtype=torch.int32, device=downs[0].device)
-        return cls(columns, torch.cat(downs), torch.cat(ups), firsts, table)
+        firsts = (0, *accumulate((ranks.get(number, 0) for number in range(1, adapters + 1)), initial=0))
+        table = torch.tensor(firsts, dtype=torch.int32, device=like.device)
+        sizes = inputs, columns.stop - columns.start
+        down, up = (like.new_empty((firsts[-1], size)) for size in sizes)
+        return cls(columns, down, up, firsts, table)
+
+    def fill(self, number: int, down: Tensor, up: Tensor) -> None:
+        """Copy an adapter's [rank, in] and [rank, columns] to their place."""
+        own = slice(*self.firsts[number : number + 2])
+        self.down[own], self.up[own] = down, up
 
 
 class Adapters(NamedTuple):

@@ -119,9 +119,12 @@ class AdapterFiles:
         """Names of the linear layers that are adapted."""
         return sorted({found.group(1) for tensor in self.shapes if (found := PAIR.fullmatch(tensor))})
 
+    def rank(self, module: str) -> int:
+        return self.shapes[f"{module}.lora_A.weight"][0]
+
     def scale(self, module: str) -> float:
         """The factor of a module's product."""
-        rank, c = self.shapes[f"{module}.lora_A.weight"][0], self.config
+        rank, c = self.rank(module), self.config
         alpha = _of_pattern(c.get("alpha_pattern"), module, c.get("lora_alpha", 8))
         return float(alpha / (rank**0.5 if c.get("use_rslora") else rank))
 

@@ -57,36 +57,45 @@ def load_adapters(
 ) -> Adapters:
     """Load adapters beside a checkpoint's weights, in their dtype and on their device."""
     places, projections = _places(checkpoint, a), list(_projections(weights.layers))
-    found: dict[int, Any] = defaultdict(lambda: defaultdict(dict))
-    heads: list[Tensor] = []
+    ranks: dict[int, Any] = defaultdict(lambda: defaultdict(dict))
     for number, each in enumerate(files, 1):
-        stored = load_file(each.directory / WEIGHTS)
-        read = partial(_read, each, {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()})
         for module in each.modules:
             if not (of_module := places.get(text_tensor(module) or "")):
                 raise each.refused(
                     f"it adapts '{module}', which this checkpoint does not have, or which is no linear layer of "
                     "attention or a dense MLP: those alone are adapted"
                 )
-            for index, columns, outputs, width, inner in of_module:
+            for index, columns, _, _, inner in of_module:
                 if (projection := projections[index]) is None or projection.reads_fp8:
                     raise each.refused("layers in fp8 are not adapted: set DTYPE=bfloat16 or ADAPTERS=off")
+                ranks[index][columns, inner][number] = each.rank(module)
+    # Made whole before any is read: the allocator would keep the holes of parts that are joined later.
+    products = {
+        index: {
+            columns: LowRank.empty(slice(*columns), inner, own, len(files), weights.embedding)
+            for (columns, inner), own in of_columns.items()
+        }
+        for index, of_columns in ranks.items()
+    }
+    heads: list[Tensor] = []
+    for number, each in enumerate(files, 1):
+        stored = load_file(each.directory / WEIGHTS)
+        read = partial(_read, each, {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()})
+        for module in each.modules:
+            for index, columns, outputs, width, inner in places[text_tensor(module) or ""]:
                 down = read(f"{module}.lora_A.weight", columns=inner)
-                up = read(f"{module}.lora_B.weight", rows=width)[outputs].T.contiguous() * each.scale(module)
-                pair = down.to(weights.embedding), up.to(weights.embedding)
-                found[id(projection)][columns][number] = pair
+                up = read(f"{module}.lora_B.weight", rows=width)[outputs].T * each.scale(module)
+                products[index][columns].fill(number, down, up)
         if each.labels:
             # The final norm has the factor of a language model's logits.
             head = read(HEAD_TENSOR, columns=a.hidden_size) / a.logit_scale
             heads.append(head.to(weights.embedding))
     if heads and a.is_classifier:
         heads.append(weights.head)
-    # One by one: what is joined is held twice.
-    products = {
-        key: [LowRank.of(slice(*columns), each, len(files)) for columns, each in found.pop(key).items()]
-        for key in [*found]
-    }
-    return Adapters(products, torch.cat(heads) if heads else None)
+    return Adapters(
+        {id(projections[index]): [*of_columns.values()] for index, of_columns in products.items()},
+        torch.cat(heads) if heads else None,
+    )
 
 
 def _read(

@@ -236,16 +236,10 @@ def adapted(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     """Adapters of ranks 16 and 64 of attention's first projection."""
     hidden, _, heads, kv_heads, head_dim = sizes
     q, kv = heads * head_dim, kv_heads * head_dim
-    ranks = {1: 16, 2: 64}
     products = [
-        LowRank.of(
-            slice(*part),
-            {number: (torch.zeros(rank, hidden, dtype=dtype), torch.zeros(rank, part[1] - part[0], dtype=dtype))
-             for number, rank in ranks.items()},
-            len(ranks),
-        )
+        LowRank.empty(slice(*part), hidden, {1: 16, 2: 64}, 2, torch.empty(0, dtype=dtype))
         for part in ((0, q), (q, q + kv), (q + kv, q + 2 * kv))
-    ]  # fmt: skip
+    ]
     projection = Linear(torch.zeros(q + 2 * kv, hidden, dtype=dtype))
     ops = AdaptedTritonOps(Adapters({id(projection): products}, None), *sizes[2:], 1e-6, "silu")
     ops.adapt(ints(ROWS))

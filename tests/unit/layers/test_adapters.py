@@ -21,14 +21,12 @@ def products(dtype: torch.dtype) -> list[LowRank]:
     def matrix(*shape: int) -> torch.Tensor:
         return (torch.randn(shape) / 8).to(DEVICE, dtype)
 
-    return [
-        LowRank.of(
-            slice(*part),
-            {number: (matrix(rank, 70), matrix(rank, part[1] - part[0])) for number, rank in ranks.items()},
-            3,
-        )
-        for part, ranks in PARTS.items()
-    ]
+    made = []
+    for part, ranks in PARTS.items():
+        made.append(LowRank.empty(slice(*part), 70, ranks, 3, torch.empty(0, dtype=dtype, device=DEVICE)))
+        for number, rank in ranks.items():
+            made[-1].fill(number, matrix(rank, 70), matrix(rank, part[1] - part[0]))
+    return made
 
 
 # Sums of 70 and of up to 70 products of O(1) and 1/8, in another order; in 16 bits rounded twice more.
