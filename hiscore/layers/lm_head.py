@@ -205,14 +205,12 @@ class LMHead:
 
     def _among_all(self, logits: Tensor, logs: Tensor, own: Tensor, row: Tensor, top: int) -> list[Tensor]:
         """Columns of `token_logprobs`: ranks, and the likeliest tokens of all ranks' shares."""
+        # A CPU copies truth values to the type of their sum, unless they take the place of the logits' own copy.
+        greater = Tensor.gt if logits.is_cuda else Tensor.gt_
         # A slice may hold a row for several tokens, and then the comparison is as large as that.
-        above = torch.cat(
-            [
-                # A CPU copies the comparison to the type of its sum: int64 would be twice a slice.
-                (logits[some] > each[:, None]).sum(dim=1, dtype=torch.float32)
-                for some, each in zip(row.split(ROW_SLICE), own.split(ROW_SLICE), strict=True)
-            ]
-        )
+        parts = zip(row.split(ROW_SLICE), own.split(ROW_SLICE), strict=True)
+        counts = [greater(logits[some], each[:, None]).sum(1, dtype=torch.float32) for some, each in parts]
+        above = torch.cat(counts)
         values, ids = logits.topk(min(top, logits.shape[1]), dim=1)
         if self._group.shard.ranks > 1:
             values, place = self._group.gather(values).topk(top, dim=1)
