@@ -210,13 +210,12 @@ class LMHead:
         # A slice may hold a row for several tokens, and then the comparison is as large as that.
         parts = zip(row.split(ROW_SLICE), own.split(ROW_SLICE), strict=True)
         counts = [greater(logits[some], each[:, None]).sum(1, dtype=torch.float32) for some, each in parts]
-        above = torch.cat(counts)
         values, ids = logits.topk(min(top, logits.shape[1]), dim=1)
         if self._group.shard.ranks > 1:
             values, place = self._group.gather(values).topk(top, dim=1)
             ids = self._group.gather((ids + self._first).float()).gather(1, place)
         likeliest = [values - logs[:, None], ids.float()]
-        return [self._group.sum(above)[:, None] + 1, *(each[row] for each in likeliest)]
+        return [self._group.sum(torch.cat(counts))[:, None] + 1, *(each[row] for each in likeliest)]
 
     def _powers(self, hidden: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield slices: first row, exp(logits - maximum) [rows, vocabulary], and sums of all ranks [rows, 1]."""
