@@ -296,7 +296,7 @@ def test_every_job_is_answered_once_and_slices_take_turns(
 ) -> None:
     device = Device(async_launch)
     batcher = batcher_of(device, in_flight)
-    sent = [fault + cost + 10_000 * index for index, (fault, cost, _) in enumerate(jobs)]
+    sent = [wrong + work + 10_000 * index for index, (wrong, work, _) in enumerate(jobs)]
     for job, (_, _, done) in zip(sent, jobs, strict=True):
         submit(device, batcher, job)
         device.go.release(done)
