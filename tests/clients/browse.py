@@ -115,6 +115,8 @@ async def browse() -> dict[str, Any]:
         await page.press("Enter", CONTROL)
         await page.until("!!document.querySelector('#score [role=alert]')")
         found["alert"] = await page.evaluate("document.querySelector('#score [role=alert]').textContent")
+        logits = "bars([[['a'], -2.5], [['b'], 0.5]], ['', '', 'Probability']).outerHTML"
+        found["logits"] = await page.evaluate(logits)
         for task in tasks:
             task.cancel()
         found["called"] = sorted({call["url"] for call in calls})

@@ -45,6 +45,9 @@ def test_every_tab_by_the_keyboard(api: Api) -> None:
     assert {row[0] for row in found["Now"]} >= {"/v1/score", "/v1/chat/completions"}
     assert found["light"] != found["dark"]
     assert "JSON list" in found["alert"]
+    # Values beyond probabilities are shown without bars and without that name.
+    assert "-2.50" in found["logits"]
+    assert not re.search('class="bar"|Probability', found["logits"])
 
 
 def probabilities(answer: list[object]) -> list[float]:
