@@ -73,9 +73,9 @@ def expert_outputs(w: Experts, h: Tensor, chosen: Tensor, step: bool = False) ->
     out = new((*chosen.shape, hidden), dtype=h.dtype, device=h.device)
     if pairs:
         order, tiles = _sorted_pairs(w, chosen, tile)
-        how, wide, narrow = (order, tiles, tile, chosen.shape[1]), w.gate_up_scales, w.down_scales
-        _multiply(h, w.gate_up, w.gate_up_bias, wide, inner, *how, w.activation)
-        _multiply(inner, w.down, w.down_bias, narrow, out, *how, None)
+        launch = order, tiles, tile, chosen.shape[1]
+        _multiply(h, w.gate_up, w.gate_up_bias, w.gate_up_scales, inner, *launch, w.activation)
+        _multiply(inner, w.down, w.down_bias, w.down_scales, out, *launch, None)
     return out
 
 

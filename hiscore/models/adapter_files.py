@@ -18,30 +18,14 @@ CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "b
 HEAD_TENSOR = "score.weight"
 PAIR = re.compile(r"(.+)\.lora_([AB])\.weight")
 KNOWN = (
-    *(
-        "peft_type",
-        "task_type",
-        "bias",
-        "init_lora_weights",
-        "r",
-        "lora_alpha",
-        "rank_pattern",
-        "alpha_pattern",
-    ),
-    *("use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    *("modules_to_save", "alora_invocation_tokens"),
+    "peft_type", "task_type", "bias", "init_lora_weights", "r", "lora_alpha", "rank_pattern", "alpha_pattern",
+    "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save",
+    "alora_invocation_tokens",
     # Without effect: of training, of what `init_lora_weights` names, or of layers that no checkpoint here has.
-    *(
-        "base_model_name_or_path",
-        "revision",
-        "inference_mode",
-        "auto_mapping",
-        "peft_version",
-        "lora_dropout",
-    ),
-    *("fan_in_fan_out", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_core"),
-    *("qalora_group_size", "ensure_weight_tying"),
-)
+    "base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version", "lora_dropout",
+    "fan_in_fan_out", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_core",
+    "qalora_group_size", "ensure_weight_tying",
+)  # fmt: skip
 """Keys of the config; any other that is set is refused."""
 SERVED: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
